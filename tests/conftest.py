@@ -1,0 +1,33 @@
+"""Where the test data lies, and a loud skip where it does not."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def shared(kind: str) -> Path:
+    """``../shared/<kind>`` next to the checkout, or ``$CORAL_SHARED/<kind>``; skips the test, with a warning, if absent."""
+    path = Path(os.environ.get("CORAL_SHARED", ROOT.parent / "shared")) / kind
+    if not path.is_dir():
+        message = f"{path} is absent: tests against Google's programs and real data are SKIPPED (set CORAL_SHARED)"
+        warnings.warn(message, stacklevel=2)
+        pytest.skip(message)
+    return path
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Path:
+    """Folder with Google's compiled programs (see ../shared/corpus/SOURCES.md)."""
+    return shared("corpus")
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """Folder with MNIST images, story checkpoints and the stick's firmware."""
+    return shared("data")
