@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def shared(kind: str) -> Path:
-    """``../shared/<kind>`` next to the checkout, or ``$CORAL_SHARED/<kind>``; skips the test, with a warning, if absent."""
+    """``../shared/<kind>`` beside the checkout, or ``$CORAL_SHARED/<kind>``; skips the test, loudly, if absent."""
     path = Path(os.environ.get("CORAL_SHARED", ROOT.parent / "shared")) / kind
     if not path.is_dir():
         message = f"{path} is absent: tests against Google's programs and real data are SKIPPED (set CORAL_SHARED)"
