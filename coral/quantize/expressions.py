@@ -1,0 +1,84 @@
+"""The quantised operations as plain tinygrad expressions: the definition of what a layer computes on every device.
+
+The backend proves that a kernel is such a layer by building the same expression and comparing the graphs, so the text
+of these functions is an interface: a change of operation order changes what is recognised.
+Source: docs/quantize.md, "The layer".
+"""
+
+from __future__ import annotations
+
+import struct
+
+from tinygrad import Tensor, dtypes
+
+from coral import CoralError
+
+MAX_K = (2**31 - 1) // 255**2
+"""Longest sum of products of two differences of codes that always fits int32: 33,025."""
+
+
+class QuantizeError(CoralError):
+    """A model, layer or calibration input that cannot be quantised; the message names it and the limit."""
+
+
+def _float32(value: float) -> float:
+    return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+def _check_code(name: str, value: int) -> None:
+    if not 0 <= value <= 255:
+        raise QuantizeError(f"{name} is {value}: it must lie in 0..255")
+
+
+def qlinear_expression(
+    x: Tensor, w: Tensor, b: Tensor | None, in_zp: int, w_zp: int, mult: float, lo: int, hi: int, out_zp: int
+) -> Tensor:
+    """``uint8(clamp(round_half_even(f32(sum((x - in_zp) * (w - w_zp)) + b) * mult)) + out_zp)``, one kernel.
+
+    :param x: uint8 codes ``[..., K]``
+    :param w: uint8 codes ``[N, K]``
+    :param b: int32 ``[N]`` in units of ``input scale * weight scale``, or None
+    :param mult: requantisation multiplier, rounded to float32 here
+    :param lo: lowest and ``hi`` highest output code, ``0 <= lo <= hi <= 255``; ``lo = out_zp`` is a fused ReLU
+    :return: uint8 codes ``[..., N]`` in a buffer of its own
+    :raises QuantizeError: dtype, shape or parameter outside what the layer is defined for
+    """
+    for name, value in (("in_zp", in_zp), ("w_zp", w_zp), ("out_zp", out_zp), ("lo", lo), ("hi", hi)):
+        _check_code(name, value)
+    if lo > hi:
+        raise QuantizeError(f"the clamp lo={lo}, hi={hi} is empty: lo must not exceed hi")
+    if x.dtype != dtypes.uint8 or w.dtype != dtypes.uint8 or (b is not None and b.dtype != dtypes.int32):
+        raise QuantizeError(
+            f"x, w and b must be uint8, uint8 and int32, not {x.dtype}, {w.dtype} and {None if b is None else b.dtype}"
+        )
+    if w.ndim != 2 or x.ndim < 2 or x.shape[-1] != w.shape[1] or (b is not None and b.shape != (w.shape[0],)):
+        raise QuantizeError(
+            f"shapes must be x [..., K], w [N, K], b [N], not {x.shape}, {w.shape} and {None if b is None else b.shape}"
+        )
+    if x.shape[-1] > MAX_K:
+        raise QuantizeError(f"K is {x.shape[-1]}: sums of more than {MAX_K} products of codes can overflow int32")
+    # Contiguous operands and result: nothing of the producer or the consumer gets fused into the kernel.
+    acc = (x.contiguous().cast(dtypes.int32) - in_zp).matmul((w.contiguous().cast(dtypes.int32) - w_zp).T)
+    if b is not None:
+        acc = acc + b.contiguous()
+    # The clamp stands between multiplication and rounding so that no device can contract them to a fused multiply-add.
+    clamped = (acc.cast(dtypes.float32) * _float32(mult)).clip(lo - out_zp, hi - out_zp)
+    return (clamped.round() + out_zp).cast(dtypes.uint8).contiguous()
+
+
+def quantise_expression(x: Tensor, scale: float, zero_point: int) -> Tensor:
+    """Codes of real values: ``uint8(round_half_even(clamp(x * f32(1 / scale))) + zero_point)`` in its own buffer.
+
+    :param x: any float or integer dtype, any shape
+    :param scale: float32 value
+    :raises QuantizeError: ``zero_point`` outside 0..255
+    """
+    _check_code("zero_point", zero_point)
+    scaled = x.cast(dtypes.float32) * _float32(1.0 / _float32(scale))
+    clamped = scaled.clip(-zero_point, 255 - zero_point)
+    return (clamped.round() + zero_point).cast(dtypes.uint8).contiguous()
+
+
+def dequantise_expression(codes: Tensor, scale: float, zero_point: int) -> Tensor:
+    """Real values of uint8 codes: ``f32(codes - zero_point) * scale``, float32, not realised."""
+    return (codes.cast(dtypes.float32) - zero_point) * _float32(scale)
