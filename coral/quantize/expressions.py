@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 
-from tinygrad import Tensor, dtypes
+from tinygrad.dtype import dtypes
+from tinygrad.tensor import Tensor
 
 from coral import CoralError
 
