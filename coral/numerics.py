@@ -139,15 +139,14 @@ class Spline:
                 mantissa, exponent = np.frexp(np.where(valid, x, np.float32(1)))
                 quarter = (exponent - 1) // 2
                 y = np.ldexp(self._polynomial(np.ldexp(mantissa, exponent - 2 * quarter)), -quarter)
-                return np.where(valid, y, np.float32(np.nan))
+                return f32(np.where(valid, y, np.nan))
             if self.odd:
-                magnitude = self._polynomial(np.abs(x))
-                return np.where(np.signbit(x), -magnitude, magnitude)
+                return np.where(np.signbit(x), np.float32(-1), np.float32(1)) * self._polynomial(np.abs(x))
             return self._polynomial(x)
 
     def _polynomial(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         c = self.coefficients[np.searchsorted(self.breakpoints, x, side="right")]
-        y = c[..., SPLINE_ORDER]
+        y: Any = c[..., SPLINE_ORDER]
         for term in range(SPLINE_ORDER - 1, -1, -1):
             y = c[..., term] + x * y
         return y
@@ -193,8 +192,8 @@ def check_accumulator(k: int, bias: NDArray[np.integer[Any]] | None = None) -> N
     largest = 0 if bias is None or bias.size == 0 else int(np.abs(bias.astype(np.int64)).max())
     if k * 255**2 + largest >= 2**31:
         raise NumericsError(
-            f"sums over K = {k} with a bias of up to {largest} can overflow int32: K * 65025 + max|bias| must stay below "
-            f"{2**31} (K <= {MAX_K} without bias)"
+            f"sums over K = {k} with a bias of up to {largest} can overflow int32: K * 65025 + max|bias| must stay "
+            f"below {2**31} (K <= {MAX_K} without bias)"
         )
 
 
@@ -322,7 +321,6 @@ def quantise_bias(bias: ArrayLike, s_x: float, s_w: ArrayLike) -> NDArray[np.int
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         codes = np.rint(np.asarray(bias, np.float64) / step)
     if not np.all(np.abs(codes) < 2**31):
-        raise NumericsError(
-            f"a bias of {np.abs(np.asarray(bias)).max()} in steps of input scale * weight scale = {step} does not fit int32"
-        )
+        largest = np.abs(np.asarray(bias)).max()
+        raise NumericsError(f"a bias of {largest} in steps of {step} (input scale * weight scale) does not fit int32")
     return codes.astype(np.int32)
