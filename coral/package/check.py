@@ -135,7 +135,7 @@ def _check_coverage(layer: Layer, ranges: Iterable[tuple[int, int]]) -> None:
         position = end
     if position != layer.size_bytes * layer.executions:
         raise PackageError(
-            f"output {layer.name!r}: the hints {sorted(ranges)} do not deliver its {layer.size_bytes * layer.executions} "
+            f"output {layer.name!r}: hints {sorted(ranges)} do not deliver its {layer.size_bytes * layer.executions} "
             "bytes exactly once"
         )
 
