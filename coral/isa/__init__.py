@@ -3,118 +3,15 @@
 Source: docs/isa/README.md and the generated page of each instruction.
 """
 
+# ruff: noqa: F401, I001 - the public names, by module
 from coral.isa.core import Instruction
-from coral.isa.fields import (
-    DecodeError,
-    Field,
-    FieldError,
-    IsaError,
-    Must,
-    ScalarCounter,
-    SignalSpec,
-    TileCounter,
-    WaitSpec,
-    WalkSpec,
-    f32_bits,
-)
+from coral.isa.families import Family, Repeat, SignalSpec, WaitSpec, WalkSpec
+from coral.isa.fields import DecodeError, Field, FieldError, IsaError, Must, ScalarCounter, TileCounter, f32_bits
 from coral.isa.op import NluLoad, Op, OpFormat, OpMax, OpResize, OpSum
-from coral.isa.scalar import (
-    IMMEDIATE,
-    AluOp,
-    Branch,
-    End,
-    Halt,
-    Infeed,
-    Loop,
-    Outfeed,
-    Pop,
-    Scalar,
-    ScalarFence,
-    Start,
-    StoreOp,
-    Tag,
-)
-from coral.isa.stream import (
-    BY_MNEMONIC,
-    BY_OPCODE,
-    CLASSES,
-    WORD_BYTES,
-    Placed,
-    decode,
-    decode_one,
-    encode,
-    iter_decode,
-)
-from coral.isa.tile import (
-    MeshEast,
-    MeshNorth,
-    MeshSouth,
-    MeshWest,
-    N2w,
-    Predicated,
-    RingRecv0,
-    RingRecv1,
-    RingSend,
-    TileFence,
-    TileInstruction,
-    W2n,
-)
+from coral.isa.scalar import IMMEDIATE, AluFlag, AluOp, LoadMode, ScalarUnit, SfuOp, Source, StoreOp, Tag
+from coral.isa.scalar import Branch, End, Halt, Infeed, Loop, Outfeed, Pop, Scalar, ScalarFence, Start
+from coral.isa.stream import BY_MNEMONIC, BY_OPCODE, CLASSES, WORD_BYTES, Placed
+from coral.isa.stream import decode, decode_one, encode, iter_decode
+from coral.isa.tile import FenceUnit, Predicated, TileInstruction
+from coral.isa.tile import MeshEast, MeshNorth, MeshSouth, MeshWest, N2w, RingRecv0, RingRecv1, RingSend, TileFence, W2n
 from coral.isa.walk import Wait, Walk
-
-__all__ = [
-    "BY_MNEMONIC",
-    "BY_OPCODE",
-    "CLASSES",
-    "IMMEDIATE",
-    "WORD_BYTES",
-    "AluOp",
-    "Branch",
-    "DecodeError",
-    "End",
-    "Field",
-    "FieldError",
-    "Halt",
-    "Infeed",
-    "Instruction",
-    "IsaError",
-    "Loop",
-    "MeshEast",
-    "MeshNorth",
-    "MeshSouth",
-    "MeshWest",
-    "Must",
-    "N2w",
-    "NluLoad",
-    "Op",
-    "OpFormat",
-    "OpMax",
-    "OpResize",
-    "OpSum",
-    "Outfeed",
-    "Placed",
-    "Pop",
-    "Predicated",
-    "RingRecv0",
-    "RingRecv1",
-    "RingSend",
-    "Scalar",
-    "ScalarCounter",
-    "ScalarFence",
-    "SignalSpec",
-    "Start",
-    "StoreOp",
-    "Tag",
-    "TileCounter",
-    "TileFence",
-    "TileInstruction",
-    "W2n",
-    "Wait",
-    "WaitSpec",
-    "Walk",
-    "WalkSpec",
-    "decode",
-    "decode_one",
-    "encode",
-    "f32_bits",
-    "iter_decode",
-]

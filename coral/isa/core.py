@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from coral.isa.fields import DecodeError, Field, FieldError, Must, Repeat, SignalSpec, WaitSpec, WalkSpec, f32_bits
+from coral.isa.families import Family, SignalSpec, WaitSpec, WalkSpec
+from coral.isa.fields import DecodeError, Field, FieldError, Must, f32_bits
 from coral.isa.walk import Wait, Walk
 
 
@@ -25,11 +26,13 @@ class Instruction:
     unit: ClassVar[str]
     fields: ClassVar[dict[str, Field]] = {}
     musts: ClassVar[tuple[Must, ...]] = ()
+    families: ClassVar[dict[str, Family]] = {}
     walks: ClassVar[dict[str, WalkSpec]] = {}
     signals: ClassVar[dict[str, SignalSpec]] = {}
     wait_spec: ClassVar[WaitSpec | None] = None
     _must_mask: ClassVar[int] = 0
     _must_value: ClassVar[int] = 0
+    _default_bits: ClassVar[int] = 0
 
     __slots__ = ("_bits",)
     _bits: int
@@ -40,31 +43,26 @@ class Instruction:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        fields, musts = dict(cls.fields), list(cls.musts)
-        walks, signals, wait_spec = dict(cls.walks), dict(cls.signals), cls.wait_spec
+        fields, musts, families = dict(cls.fields), list(cls.musts), dict(cls.families)
         for name, item in list(vars(cls).items()):
             if isinstance(item, Field):
                 fields[name] = item
             elif isinstance(item, Must):
                 musts.append(item)
-            elif isinstance(item, Repeat):
-                fields.update((f.name, f) for f in item.fields())
-            elif isinstance(item, WalkSpec):
-                walks[name] = item
-                fields.update((f.name, f) for f in item.fields())
-            elif isinstance(item, SignalSpec):
-                signals[name] = item
-                fields.update((f.name, f) for f in item.fields(name))
-            elif isinstance(item, WaitSpec):
-                wait_spec = item
-                fields.update((f.name, f) for f in item.fields())
-        for f in fields.values():
-            setattr(cls, f.name, f)
-        cls.walks, cls.signals, cls.wait_spec = walks, signals, wait_spec
+            elif isinstance(item, Family):
+                families[item.key] = item
+                for f in item.fields():
+                    fields[f.name] = f
+                    setattr(cls, f.name, f)
+        if "opcode" in vars(cls):
+            musts.append(Must(6, 6, cls.opcode, "opcode; fixes the length"))
         cls.fields = dict(sorted(fields.items(), key=lambda entry: entry[1].lo))
         cls.musts = tuple(sorted(musts, key=lambda m: m.lo))
+        cls.families = families
+        cls.walks = {name: f for name, f in families.items() if isinstance(f, WalkSpec)}
+        cls.signals = {name: f for name, f in families.items() if isinstance(f, SignalSpec)}
+        cls.wait_spec = next((f for f in families.values() if isinstance(f, WaitSpec)), None)
         if "opcode" in vars(cls):
-            cls.musts = tuple(sorted([*musts, Must(6, 6, cls.opcode, "opcode; fixes the length")], key=lambda m: m.lo))
             cls._seal()
 
     @classmethod
@@ -80,67 +78,56 @@ class Instruction:
             raise TypeError(f"{cls.__name__}: bits {bit_list(missing)} not described, or described past the end")
         cls._must_mask = sum(m.mask for m in cls.musts)
         cls._must_value = sum(m.value << m.lo for m in cls.musts)
+        cls._default_bits = cls._must_value | sum(f.default << f.lo for f in cls.fields.values())
 
     def __init__(self, **values: Any) -> None:
-        bits = self._must_value
-        for name, value in self._expand(values).items():
-            bits |= self.fields[name].to_raw(value, type(self).__name__) << self.fields[name].lo
+        cls, bits = type(self), self._default_bits
+        for name, value in cls._expand(values).items():
+            field = cls.fields[name]
+            bits = bits & ~field.mask | field.to_raw(value, cls.__name__) << field.lo
         object.__setattr__(self, "_bits", bits)
 
     @classmethod
     def _expand(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Flat field values: defaults, then families, then single fields."""
-        flat: dict[str, Any] = {f.name: f.default for f in cls.fields.values() if f.default}
-        single = {}
+        """Flat field values; a single field given beside its family wins."""
+        flat, single = {}, {}
         for name, value in values.items():
-            if name in cls.walks:
-                flat.update(value.to_fields(cls.walks[name]))
-            elif name in cls.signals:
-                if value is not None:
-                    flat.update({f"{name}_en": 1, f"{name}_level": value})
-            elif name == "waits" and cls.wait_spec:
-                value = list(value)
-                if len(value) > cls.wait_spec.records:
-                    raise FieldError(
-                        f"{cls.__name__} has {cls.wait_spec.records} wait records, {len(value)} were given"
-                    )
-                for k, wait in enumerate(value):
-                    flat.update(wait.to_fields(k, cls.wait_spec))
-            elif name in cls.fields:
+            if name in cls.fields:
                 single[name] = value
+            elif name not in cls.families:
+                raise FieldError(f"{cls.__name__} has no field {name!r}", name)
             else:
-                raise FieldError(f"{cls.__name__} has no field {name!r}")
+                try:
+                    flat.update(cls.families[name].expand(value))
+                except (FieldError, TypeError) as error:
+                    raise FieldError(f"{cls.__name__}: {error}", name) from None
         return flat | single
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable; use replace({name}=...)")
 
     def replace(self, **values: Any) -> Self:
-        """A copy with other values of some fields or families."""
-        return type(self)(**{**self.values(), **values})
+        """A copy with other values of some fields or families; a family is replaced as a whole."""
+        old = self.values()
+        for name in self.families.keys() & values.keys():
+            old |= {part: self.fields[part].default for part in self.families[name].names}
+        return type(self)(**old | self._expand(values))
 
     def values(self) -> dict[str, Any]:
-        """All fields by flat name, in bit order."""
-        return {name: f.__get__(self) for name, f in self.fields.items()}
+        """All fields by flat name, in bit order; NaNs as ``f32_bits``, so that the values survive."""
+        return {name: f.exact(self._bits) for name, f in self.fields.items()}
 
     def walk(self, name: str) -> Walk:
         """The walk of that keyword (``inp``, ``out``, ``par``, ``psum``, ``src``, ``dst``, ``buf``), all dimensions."""
-        spec = self.walks[name]
-        return Walk.from_fields(spec, {f.name: f.__get__(self) for f in spec.fields()})
+        return self.walks["inp" if name == "in" else name].read(self)
 
     def signal(self, name: str) -> int | None:
         """Level of the signal, or None if it is off."""
-        return getattr(self, f"{name}_level") if getattr(self, f"{name}_en") else None
+        return self.signals[name].read(self)
 
     def waits(self) -> tuple[Wait, ...]:
         """The wait records in use."""
-        spec, found = self.wait_spec, []
-        for k in range(spec.records if spec else 0):
-            if not getattr(self, f"wait{k}_valid"):
-                break
-            ctr, level, base, step = (getattr(self, f"wait{k}_{part}") for part in ("ctr", "level", "base", "step"))
-            found.append(Wait(ctr, base, level, step, getattr(self, f"wait{k}_side") if spec and spec.side else 0))
-        return tuple(found)
+        return self.wait_spec.read(self) if self.wait_spec else ()
 
     def to_bytes(self) -> bytes:
         """The little-endian words, 16 bytes each."""
@@ -159,22 +146,16 @@ class Instruction:
                 for m in cls.musts
                 if m.mask & wrong
             )
-            raise DecodeError(
-                f"word {word}: {cls.mnemonic} (opcode {cls.opcode:#04x}) with unknown bits {bit_list(wrong)}: {reasons}"
-            )
+            where = f"word {word}: {cls.mnemonic} (opcode {cls.opcode:#04x})"
+            raise DecodeError(f"{where} with unknown bits {bit_list(wrong)}: {reasons}", wrong.bit_count())
         self = object.__new__(cls)
         object.__setattr__(self, "_bits", bits)
         return self
 
     def changed(self) -> dict[str, Any]:
         """Fields that differ from their default, in bit order; NaNs as ``f32_bits`` so that the value survives."""
-        out: dict[str, Any] = {}
-        for name, f in self.fields.items():
-            raw = (self._bits >> f.lo) & ((1 << f.width) - 1)
-            if raw != f.to_raw(f.default, name):
-                value = f.from_raw(raw)
-                out[name] = f32_bits(raw) if value != value else value
-        return out
+        changed = self._bits ^ self._default_bits
+        return {name: f.exact(self._bits) for name, f in self.fields.items() if f.mask & changed}
 
     def __repr__(self) -> str:
         return (
@@ -186,6 +167,9 @@ class Instruction:
 
     def __hash__(self) -> int:
         return hash((type(self), self._bits))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).from_bytes, (self.to_bytes(),)
 
 
 def _literal(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What an instruction is described with: fields, must-be patterns, and the families that repeat in many of them.
+"""What an instruction is described with: errors, named values, fields and must-be patterns.
 
 A description is pure data. Everything else (constructor, encoder, decoder, text, reference pages) is derived from it.
 Source: docs/isa/README.md.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -21,11 +21,19 @@ class IsaError(CoralError):
 
 
 class FieldError(IsaError):
-    """A value does not fit the field it was given to."""
+    """A value does not fit the field it was given to; ``field`` is the field's name where one is to blame."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class DecodeError(IsaError):
-    """Bytes that are not an instruction of the description."""
+    """Bytes that are not an instruction of the description; ``unnamed`` is the number of bits nothing accounts for."""
+
+    def __init__(self, message: str, unnamed: int = 0) -> None:
+        super().__init__(message)
+        self.unnamed = unnamed
 
 
 class TileCounter(IntEnum):
@@ -75,7 +83,12 @@ class f32_bits(int):
 
 @dataclass(frozen=True)
 class Field:
-    """``width`` bits from bit ``lo`` (absolute inside the instruction); ``kind`` is ``uint``, ``int`` or ``f32``."""
+    """``width`` bits from bit ``lo`` (absolute inside the instruction); ``kind`` is ``uint``, ``int`` or ``f32``.
+
+    ``mark`` says how sure the meaning is: V verified by executing Google's programs, I inferred, U unknown. ``names``
+    are named values, ``bit_names`` names of single bits; both together: a named value plus flag bits.
+    ``ones`` (the field's bits at bit 0), ``mask`` (in place) and ``range`` (smallest and largest integer) follow.
+    """
 
     lo: int
     width: int
@@ -84,21 +97,20 @@ class Field:
     default: int = 0
     kind: str = "uint"
     name: str = ""
+    mark: str = "V"
+    names: type[IntEnum] | None = None
+    bit_names: type[IntEnum] | None = None
+    ones: int = field(init=False, repr=False, compare=False)
+    mask: int = field(init=False, repr=False, compare=False)
+    signed: bool = field(init=False, repr=False, compare=False)
+    range: tuple[int, int] = field(init=False, repr=False, compare=False)
 
-    @property
-    def mask(self) -> int:
-        return ((1 << self.width) - 1) << self.lo
-
-    @property
-    def signed(self) -> bool:
-        return self.kind == "int"
-
-    @property
-    def range(self) -> tuple[int, int]:
-        """Smallest and largest integer the field holds (the raw bits for ``f32``)."""
-        if self.signed:
-            return -(1 << (self.width - 1)), (1 << (self.width - 1)) - 1
-        return 0, (1 << self.width) - 1
+    def __post_init__(self) -> None:
+        ones = (1 << self.width) - 1
+        signed = self.kind == "int"
+        low, high = (-(ones + 1 >> 1), ones >> 1) if signed else (0, ones)
+        for name, value in {"ones": ones, "mask": ones << self.lo, "signed": signed, "range": (low, high)}.items():
+            object.__setattr__(self, name, value)
 
     def to_raw(self, value: Any, owner: str) -> int:
         """Unsigned bits of ``value``; FieldError, naming ``owner``, if the field cannot hold exactly this value."""
@@ -110,31 +122,35 @@ class Field:
         except (TypeError, ValueError, OverflowError):
             exact, number = False, 0
         if not exact:
-            raise FieldError(f"{owner}.{self.name} = {value!r}: an integer is needed")
+            raise FieldError(f"{owner}.{self.name} = {value!r}: an integer is needed", self.name)
         low, high = self.range
         if not low <= number <= high:
+            shown = number if number.bit_length() < 128 else f"a {number.bit_length()}-bit number"
             raise FieldError(
-                f"{owner}.{self.name} = {number}: outside {low}..{high} ({self.width} bits at bit {self.lo})"
+                f"{owner}.{self.name} = {shown}: outside {low}..{high} ({self.width} bits at bit {self.lo})", self.name
             )
-        return number & ((1 << self.width) - 1)
+        return number & self.ones
 
     def _f32_to_raw(self, value: Any, owner: str) -> int:
         try:
             packed = struct.pack("<f", value)
         except (struct.error, OverflowError, TypeError):
-            raise FieldError(f"{owner}.{self.name} = {value!r}: a float32 number is needed") from None
+            raise FieldError(f"{owner}.{self.name} = {value!r}: a float32 number is needed", self.name) from None
         back = struct.unpack("<f", packed)[0]
         if back != value and not math.isnan(value):
-            raise FieldError(f"{owner}.{self.name} = {value!r}: not a float32 value (nearest is {back!r})")
+            raise FieldError(f"{owner}.{self.name} = {value!r}: not a float32 value (nearest is {back!r})", self.name)
         return int.from_bytes(packed, "little")
 
     def from_raw(self, raw: int) -> int | float:
         """Python value of the unsigned bits ``raw``."""
         if self.kind == "f32":
             return struct.unpack("<f", raw.to_bytes(4, "little"))[0]
-        if self.signed and raw >> (self.width - 1):
-            return raw - (1 << self.width)
-        return raw
+        return raw - self.ones - 1 if raw > self.range[1] else raw
+
+    def exact(self, bits: int) -> int | float:
+        """Value in the instruction ``bits``; a NaN as ``f32_bits``, so that writing it back changes nothing."""
+        value = self.from_raw(bits >> self.lo & self.ones)
+        return f32_bits(bits >> self.lo & self.ones) if value != value else value
 
     def __set_name__(self, owner: type, name: str) -> None:
         object.__setattr__(self, "name", name)
@@ -142,7 +158,7 @@ class Field:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        return self.from_raw((instance._bits >> self.lo) & ((1 << self.width) - 1))
+        return self.from_raw(instance._bits >> self.lo & self.ones)
 
 
 @dataclass(frozen=True)
@@ -159,133 +175,8 @@ class Must:
         return ((1 << self.width) - 1) << self.lo
 
 
-@dataclass(frozen=True)
-class WalkSpec:
-    """Where a tensor traversal unit (address generator) lies in an instruction.
-
-    The parts follow each other without gaps: address, (increment, count) per dimension, innermost first, then the mask
-    of non-zero strides, the double-buffer level and stride, and the shortened last pass (count, dimension, skip).
-    """
-
-    prefix: str
-    lo: int
-    levels: int
-    addr: int
-    inc: int
-    cnt: int
-    level: int
-    dim: int
-    unit: str
-    doc: str
-    skip_kind: str = "uint"
-
-    def fields(self) -> Iterator[Field]:
-        layout: list[tuple[str, int, str, str, str]] = [
-            ("addr", self.addr, "uint", self.unit, f"{self.doc}: start address")
-        ]
-        for k in range(self.levels):
-            layout += [
-                (f"inc{k}", self.inc, "int", self.unit, f"added when dimension {k} advances and the inner ones rewind"),
-                (f"cnt{k}", self.cnt, "uint", "iterations-1", f"iterations of dimension {k}, minus one"),
-            ]
-        layout += [
-            ("nz_mask", self.levels, "uint", "bitmap", "bit k: the logical stride of dimension k is not zero"),
-            (
-                "slot_level",
-                self.level,
-                "uint",
-                "level",
-                "the other slot is taken whenever the dimensions below complete",
-            ),
-            ("slot_stride", self.inc, "int", self.unit, "distance of the second buffer slot; 0: single buffer"),
-            (
-                "last_cnt",
-                self.cnt,
-                "uint",
-                "iterations-1",
-                "iterations of dimension 0, minus one, in the shortened pass",
-            ),
-            ("last_dim", self.dim, "uint", "dimension", "dimension whose final iteration is shortened; 0: none"),
-            (
-                "last_skip",
-                self.cnt,
-                self.skip_kind,
-                self.unit,
-                "(count - last count) * stride of the shortened dimension",
-            ),
-        ]
-        lo = self.lo
-        for name, width, kind, unit, doc in layout:
-            yield Field(lo, width, doc, unit, kind=kind, name=f"{self.prefix}_{name}")
-            lo += width
-
-
-@dataclass(frozen=True)
-class SignalSpec:
-    """Counter that an instruction increments: enable bit, then the level of walk ``of`` at which it counts."""
-
-    lo: int
-    level: int
-    counter: str
-    of: str
-
-    def fields(self, name: str) -> Iterator[Field]:
-        yield Field(self.lo, 1, f"1: count {self.counter}", "flag", name=f"{name}_en")
-        doc = f"counts every time the dimensions of {self.of} below this level complete; 0: every step"
-        yield Field(self.lo + 1, self.level, doc, "level", name=f"{name}_level")
-
-
-@dataclass(frozen=True)
-class WaitSpec:
-    """A packed list of wait records: counter, level, base, step, valid and, in tile DMAs, side."""
-
-    lo: int
-    records: int
-    ctr: int
-    level: int
-    side: bool
-    counters: type[IntEnum]
-
-    @property
-    def record_bits(self) -> int:
-        return self.ctr + self.level + 33 + self.side
-
-    def fields(self) -> Iterator[Field]:
-        for k in range(self.records):
-            layout = [
-                ("ctr", self.ctr, "uint", "counter", f"counter waited for ({self.counters.__name__})"),
-                (
-                    "level",
-                    self.level,
-                    "uint",
-                    "level",
-                    "checked before every block of the dimensions below; 0: every step",
-                ),
-                ("base", 16, "int", "count", "threshold of the first block"),
-                ("step", 16, "int", "count", "added to the threshold per block"),
-                ("valid", 1, "uint", "flag", "1: record in use"),
-            ]
-            if self.side:
-                layout.append(("side", 1, "uint", "flag", "walk whose blocks count: 0 source, 1 destination"))
-            lo = self.lo + k * self.record_bits
-            for name, width, kind, unit, doc in layout:
-                yield Field(lo, width, doc, unit, kind=kind, name=f"wait{k}_{name}")
-                lo += width
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """``count`` equal fields, ``width`` bits apart, named by ``name.format(k)``."""
-
-    lo: int
-    width: int
-    count: int
-    name: str
-    doc: str
-    unit: str = ""
-    kind: str = "uint"
-
-    def fields(self) -> Iterator[Field]:
-        for k in range(self.count):
-            name = self.name.format(k, k // 5, k % 5)
-            yield Field(self.lo + k * self.width, self.width, self.doc.format(k), self.unit, kind=self.kind, name=name)
+def lay_out(prefix: str, lo: int, parts: list[tuple[str, int, str, str, str, str]]) -> Iterator[Field]:
+    """Fields behind each other from bit ``lo``; each part is (name, width, kind, unit, mark, doc)."""
+    for name, width, kind, unit, mark, doc in parts:
+        yield Field(lo, width, doc, unit, kind=kind, name=f"{prefix}_{name}", mark=mark)
+        lo += width

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from coral.isa.fields import Field, Must, Repeat, SignalSpec, TileCounter, WaitSpec, WalkSpec
+from coral.isa.families import Repeat, SignalSpec, WaitSpec, WalkSpec
+from coral.isa.fields import Field, Must, TileCounter
 from coral.isa.tile import TileInstruction
 
 
@@ -12,7 +13,7 @@ class OpFormat(TileInstruction):
     words = 17
     unit = "op"
     loops = Repeat(
-        62, 14, 8, "loop_cnt{}", "iterations of main loop {}, minus one (0 is the innermost)", "iterations-1"
+        62, 14, 8, "loop_cnt{}", "iterations of main loop {}, minus one (0 is the innermost)", "iterations-1", less=1
     )
     loop_last_cnt = Field(
         174, 14, "iterations of loop 0, minus one, in the final pass of loop_last_dim", "iterations-1"
@@ -27,8 +28,8 @@ class OpFormat(TileInstruction):
     sig_psum = SignalSpec(1573, 4, "PARTIAL_SUMS", "psum")
     wait_records = WaitSpec(1578, 6, 5, 3, False, TileCounter)
     r1824 = Must(1824, 19)
-    acc_chain = Field(1843, 1, "1: the reduction spans several steps; no effect found", "flag")
-    acc_on = Field(1844, 1, "1 in every program; no effect found", "flag", default=1)
+    acc_chain = Field(1843, 1, "1: the reduction spans several steps; no effect found", "flag", mark="U")
+    acc_on = Field(1844, 1, "1 in every program; no effect found", "flag", default=1, mark="U")
     acc_init = Field(1845, 1, "1: accumulations start at zero; 0: they continue the partial sums at psum", "flag")
     act16 = Field(1846, 1, "activations are 16 bits wide", "flag")
     par16 = Field(1847, 1, "parameters are 16 bits wide (two byte lanes)", "flag")
@@ -62,7 +63,7 @@ class _Requantise(OpFormat):
     out_zp = Field(2077, 16, "output zero point, added after clamping and rounding")
     bias_en = Field(2093, 1, "1: add the int32 bias of the scaling store", "flag")
     scale_en = Field(2094, 1, "1: multiply by the per-channel float32 of the scaling store instead of mult", "flag")
-    nlu_odd = Field(2095, 2, "3: table for |x|, sign restored (TANH)")
+    nlu_odd = Field(2095, 2, "3: table for |x|, sign restored (TANH); 1 and 2 never seen", mark="I")
     r2097 = Must(2097, 79)
 
 
@@ -117,5 +118,5 @@ class NluLoad(TileInstruction):
     unit = "op"
     coefficients = Repeat(62, 32, 40, "c{1}_{2}", "coefficient; c<segment>_<power>", "f32", kind="f32")
     breakpoints = Repeat(1342, 32, 7, "brk{}", "breakpoint between segments {} and the next", "f32", kind="f32")
-    table_mode = Field(1566, 32, "3 in every program examined; meaning unknown")
+    table_mode = Field(1566, 32, "3 in every program examined; meaning unknown", mark="U")
     r1598 = Must(1598, 66)

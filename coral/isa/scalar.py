@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from coral.isa.fields import Field, Must, Repeat, ScalarCounter, SignalSpec, WaitSpec, WalkSpec
+from coral.isa.families import Repeat, SignalSpec, WaitSpec, WalkSpec
+from coral.isa.fields import Field, Must, ScalarCounter
 from coral.isa.tile import Predicated
 
 
@@ -36,7 +37,13 @@ class AluOp(IntEnum):
     FMIN = 22
 
 
-IMMEDIATE = 0x20
+class AluFlag(IntEnum):
+    """Bits of ``alu_op`` above the operation."""
+
+    IMMEDIATE = 5
+
+
+IMMEDIATE = 1 << AluFlag.IMMEDIATE
 """Flag of ``alu_op``: the second operand is ``alu_imm`` itself, not the register of that number."""
 
 
@@ -50,6 +57,41 @@ class StoreOp(IntEnum):
     PUSH = 8
     DESCRIPTOR = 10
     ISSUE = 12
+
+
+class LoadMode(IntEnum):
+    """``ld_mode``: the load slot of a bundle."""
+
+    NONE = 0
+    LOAD = 1
+    LOAD_AT = 2
+    LOAD_INC = 3
+
+
+class SfuOp(IntEnum):
+    """``sfu_op``: the special-function slot of a bundle."""
+
+    NONE = 0
+    RECIPROCAL = 2
+    EXP2 = 3
+
+
+class ScalarUnit(IntEnum):
+    """Bits of a scalar fence's ``idle_mask``."""
+
+    AVDATA_POP = 0
+    PARAMETER_POP = 1
+    INFEED = 2
+    OUTFEED = 3
+    PIPELINE = 4
+
+
+class Source(IntEnum):
+    """``stream`` of pop and infeed."""
+
+    PARAMETERS = 0
+    ACTIVATIONS = 1
+    SCALAR_MEMORY = 2
 
 
 class Tag(IntEnum):
@@ -69,17 +111,19 @@ class Scalar(Predicated):
     words = 1
     mnemonic = "scalar"
     unit = "scalar"
-    ld_mode = Field(12, 2, "0 none, 1 absolute, 2 at register, 3 at register with post-increment")
+    ld_mode = Field(12, 2, "load: at ld_addr, at a register, or at a register that then advances", names=LoadMode)
     ld_dst = Field(14, 5, "load destination", "s-reg")
     ld_addr = Field(19, 12, "word address (mode 1), or register + increment << 5 (modes 2, 3)")
-    st_op = Field(31, 5, "0 none, 2 store, 4 at register, 6 with post-increment, 8 push, 10 descriptor word, 12 issue")
+    st_op = Field(
+        31, 5, "store (as the load modes), push to the host, write a descriptor word, issue it", names=StoreOp
+    )
     st_addr = Field(36, 13, "word address, register + increment << 5, or descriptor word")
     st_src = Field(49, 5, "stored register", "s-reg")
-    alu_op = Field(54, 6, "operation (AluOp), + 0x20: second operand is alu_imm")
+    alu_op = Field(54, 6, "operation; IMMEDIATE: the second operand is alu_imm", names=AluOp, bit_names=AluFlag)
     alu_dst = Field(60, 5, "destination register; comparisons: predicate number", "reg")
     alu_src = Field(65, 5, "first operand", "s-reg")
     alu_imm = Field(70, 32, "immediate, or register number; base-address relocations patch it")
-    sfu_op = Field(102, 3, "0 none, 2 reciprocal, 3 exp2 (float32)")
+    sfu_op = Field(102, 3, "reciprocal or 2^x, float32", names=SfuOp, mark="I")
     sfu_src = Field(105, 5, "special-function operand", "s-reg")
     sfu_dst = Field(110, 5, "special-function destination", "s-reg")
     r115 = Must(115, 13)
@@ -93,7 +137,7 @@ class Halt(Predicated):
     mnemonic = "halt"
     unit = "scalar"
     r12 = Must(12, 2)
-    code = Field(14, 5, "4: program complete; 1 or 0: the next bitstream continues it")
+    code = Field(14, 5, "4: program complete; 1 or 0: the next bitstream continues it", mark="I")
     r19 = Must(19, 109)
 
 
@@ -109,7 +153,7 @@ class Branch(Predicated):
     cond_val = Field(16, 1, "taken if p[cond_reg] == cond_val", "flag")
     offset = Field(17, 15, "words from the branch to its target", "128-bit words", kind="int")
     r32 = Must(32, 1)
-    rel = Field(33, 1, "1 in every program examined; no effect known", "flag", default=1)
+    rel = Field(33, 1, "1 in every program examined; no effect known", "flag", default=1, mark="U")
     r34 = Must(34, 94)
 
 
@@ -132,19 +176,19 @@ class ScalarFence(Predicated):
     words = 2
     mnemonic = "scalar_fence"
     unit = "scalar"
-    tile_mask = Field(12, 16, "0xffff with token_wait or wait_mask, else 0", "bitmap")
+    tile_mask = Field(12, 16, "0xffff with token_wait or wait_mask, else 0; no effect found", "bitmap", mark="U")
     r28 = Must(28, 4)
-    ctr_mask = Field(32, 9, "bit c: counter c is waited for if wait_mask has it, else set to ctr_value", "bitmap")
+    ctr_mask = Field(
+        32, 9, "counters waited for if wait_mask has them, else set to ctr_value", "bitmap", bit_names=ScalarCounter
+    )
     ctr_value = Field(41, 16, "value set", "count")
     token_wait = Field(57, 1, "1: take a token of every tile of token_tiles", "flag")
     r58 = Must(58, 15)
     token_tiles = Field(73, 16, "tiles whose token is taken", "bitmap")
     r89 = Must(89, 4)
     thresholds = Repeat(93, 16, 9, "thr{}", "threshold for scalar counter {}", "count")
-    wait_mask = Field(237, 9, "bit c: wait until counter c >= thr<c>", "bitmap")
-    idle_mask = Field(
-        246, 5, "units that must be idle: 0 avDataPop, 1 parameterPop, 2 infeed, 3 outfeed, 4 pipeline", "bitmap"
-    )
+    wait_mask = Field(237, 9, "counters of ctr_mask waited for: counter c >= thr<c>", "bitmap", bit_names=ScalarCounter)
+    idle_mask = Field(246, 5, "units that must be idle", "bitmap", bit_names=ScalarUnit, mark="I")
     r251 = Must(251, 5)
 
 
@@ -155,7 +199,7 @@ class Pop(Predicated):
     words = 2
     mnemonic = "pop"
     unit = "pop"
-    stream = Field(12, 1, "1: activations (8-byte units), 0: parameters (64-byte units)", "flag")
+    stream = Field(12, 1, "activations (8-byte units) or parameters (64-byte units)", "flag", names=Source)
     buf = WalkSpec("buf", 13, 3, 15, 16, 15, 2, 2, "staging unit", "staging buffer write")
     sig_pop = SignalSpec(174, 2, "AVDATA_POP or PARAMETER_POP", "buf")
     wait_records = WaitSpec(177, 2, 4, 2, False, ScalarCounter)
@@ -169,14 +213,14 @@ class Infeed(Predicated):
     words = 4
     mnemonic = "infeed"
     unit = "infeed"
-    stream = Field(12, 2, "0 parameters (64-byte units), 1 activations (8-byte units), 2 scalar memory (words)")
+    stream = Field(12, 2, "parameters (64 B units), activations (8 B units) or scalar memory (words)", names=Source)
     buf = WalkSpec("buf", 14, 3, 20, 21, 20, 2, 2, "staging unit", "staging buffer or scalar memory read")
     r225 = Must(225, 83)
-    smem_308 = Field(308, 2, "3 exactly with stream 2; meaning unknown")
+    smem_308 = Field(308, 2, "3 exactly with stream 2; meaning unknown", mark="U")
     r310 = Must(310, 1)
     sig_infeed = SignalSpec(311, 2, "AVDATA_INFEED, PARAMETER_INFEED or SCALAR_INFEED", "buf")
     wait_records = WaitSpec(314, 2, 4, 2, False, ScalarCounter)
-    hdr_on = Field(392, 1, "1 in every program examined; no effect known", "flag", default=1)
+    hdr_on = Field(392, 1, "1 in every program examined; no effect known", "flag", default=1, mark="U")
     r393 = Must(393, 16)
     dest_mask = Field(409, 16, "tiles that receive the packets", "bitmap")
     r425 = Must(425, 9)
@@ -221,5 +265,5 @@ class End(Predicated):
     mnemonic = "end"
     unit = "scalar"
     r12 = Must(12, 7)
-    body_bits = Field(19, 32, "128 in every program examined", "bit", default=128)
+    body_bits = Field(19, 32, "128 in every program examined; no effect found", "bit", default=128, mark="U")
     r51 = Must(51, 77)

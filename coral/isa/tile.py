@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from coral.isa.core import Instruction
-from coral.isa.fields import Field, Must, SignalSpec, TileCounter, WaitSpec, WalkSpec
+from coral.isa.families import SignalSpec, WaitSpec, WalkSpec
+from coral.isa.fields import Field, Must, TileCounter
 
 
 class Predicated(Instruction):
@@ -19,9 +22,9 @@ class TileInstruction(Predicated):
     """Header of everything that goes to a tile unit."""
 
     tile_mask = Field(12, 16, "bit t: tile t executes it (mesh row t//4, column t%4)", "bitmap")
-    addr_reg = Field(28, 5, "scalar register with the narrow source address, with addr_indirect", "s-reg")
-    tile_mask_reg = Field(33, 5, "scalar register with the tile mask, with tile_mask_indirect", "s-reg")
-    tile_mask_indirect = Field(38, 1, "1: the tile mask is s[tile_mask_reg]; tile_mask is then 0", "flag")
+    addr_reg = Field(28, 5, "scalar register with the narrow source address, with addr_indirect", "s-reg", mark="I")
+    tile_mask_reg = Field(33, 5, "scalar register with the tile mask, with tile_mask_indirect", "s-reg", mark="I")
+    tile_mask_indirect = Field(38, 1, "1: the tile mask is s[tile_mask_reg]; tile_mask is then 0", "flag", mark="I")
     r39 = Must(39, 7)
     seq = Field(46, 16, "dispatch sequence number, +1 per tile instruction in program order", "count")
 
@@ -55,8 +58,8 @@ class _RingRecv(TileInstruction):
     hdr_first_row = Field(270, 16, "first row of the ring of header rows", "256 B row")
     hdr_rows = Field(286, 16, "header rows per group, minus one (order: scales, biases, zero points)", "rows-1")
     hdr_last_row = Field(302, 16, "last row of the ring of header rows", "256 B row")
-    hdr_bias = Field(318, 1, "the header contains a bias row", "flag")
-    hdr_scale = Field(319, 1, "the header contains scale and zero-point rows", "flag")
+    hdr_bias = Field(318, 1, "the header contains a bias row", "flag", mark="I")
+    hdr_scale = Field(319, 1, "the header contains scale and zero-point rows", "flag", mark="I")
     r320 = Must(320, 15)
     wait_records = WaitSpec(339, 4, 5, 2, True, TileCounter)
     r503 = Must(503, 9)
@@ -89,7 +92,7 @@ class N2w(TileInstruction):
     unit = "narrow_to_wide"
     src = WalkSpec("src", 62, 6, 16, 17, 16, 3, 3, "4 B", "narrow memory read", skip_kind="int")
     dst = _rows("dst", 337, "wide memory write")
-    addr_indirect = Field(542, 1, "1: the narrow source address is s[addr_reg]", "flag")
+    addr_indirect = Field(542, 1, "1: the narrow source address is s[addr_reg]", "flag", mark="I")
     sig_dst = SignalSpec(543, 3, "NARROW_TO_WIDE", "dst")
     wait_records = WaitSpec(547, 6, 5, 3, True, TileCounter)
     transpose = Field(799, 1, "1: four positions become four byte lanes", "flag")
@@ -108,10 +111,10 @@ class W2n(TileInstruction):
     src = _rows("src", 62, "wide memory read")
     dst = WalkSpec("dst", 267, 6, 16, 17, 16, 3, 3, "4 B", "narrow memory or scaling store write", skip_kind="int")
     skip_en = Field(542, 1, "1: drop the first skip_cnt + 1 words of the stream", "flag")
-    skip_level = Field(543, 3, "1 or 2 with skip_en, by compiler generation; no effect found", "level")
-    skip_base = Field(546, 16, "narrow address of the whole tensor; no effect found", "4 B")
+    skip_level = Field(543, 3, "1 or 2 with skip_en, by compiler generation; no effect found", "level", mark="U")
+    skip_base = Field(546, 16, "narrow address of the whole tensor; no effect found", "4 B", mark="U")
     skip_cnt = Field(562, 16, "words dropped, minus one", "words-1")
-    skip_end = Field(578, 16, "skip_base + skip_cnt; no effect found", "4 B")
+    skip_end = Field(578, 16, "skip_base + skip_cnt; no effect found", "4 B", mark="U")
     r594 = Must(594, 17)
     sig_dst = SignalSpec(611, 3, "WIDE_TO_NARROW, or WIDE_TO_SCALING with to_scaling", "dst")
     wait_records = WaitSpec(615, 6, 5, 3, True, TileCounter)
@@ -172,6 +175,21 @@ class MeshEast(_Mesh):
     sig_dst = SignalSpec(477, 3, "MESH_WEST_IN", "dst")
 
 
+class FenceUnit(IntEnum):
+    """Bits of a tile fence's ``unit_mask``; 1..4 are the ring units and wide-to-narrow in an order still open."""
+
+    OP = 0
+    OPEN_1 = 1
+    OPEN_2 = 2
+    OPEN_3 = 3
+    OPEN_4 = 4
+    NARROW_TO_WIDE = 5
+    MESH_SOUTH = 6
+    MESH_WEST = 7
+    MESH_NORTH = 8
+    MESH_EAST = 9
+
+
 class TileFence(Predicated):
     """On every tile: wait until the units are idle, set the counters, send a token to the scalar core."""
 
@@ -181,13 +199,11 @@ class TileFence(Predicated):
     unit = "tile_dispatcher"
     tile_mask = Field(12, 16, "bit t: tile t", "bitmap")
     seq = Field(28, 16, "dispatch sequence number", "count")
-    ctr_mask = Field(44, 19, "bit c: set tile counter c to ctr_value", "bitmap")
-    ctr_value = Field(63, 16, "value set (two's complement)", "count")
-    unit_mask = Field(
-        79, 10, "bit 0 op, 1..4 ring and w2n (order open), 5 n2w, 6..9 mesh south, west, north, east", "bitmap"
-    )
+    ctr_mask = Field(44, 19, "bit c: set tile counter c to ctr_value", "bitmap", bit_names=TileCounter)
+    ctr_value = Field(63, 16, "value the counters are set to (two's complement)", "count")
+    unit_mask = Field(79, 10, "units that must be idle first", "bitmap", bit_names=FenceUnit, mark="I")
     r89 = Must(89, 18)
     token = Field(107, 1, "1: send a token to the scalar core", "flag")
     r108 = Must(108, 1)
-    final = Field(109, 2, "3 in the last fence of a program; no effect found")
+    final = Field(109, 2, "3 in the last fence of a program; no effect found", mark="U")
     r111 = Must(111, 17)

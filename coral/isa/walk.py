@@ -9,8 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from coral.isa.fields import FieldError, WaitSpec, WalkSpec
+from coral.isa.fields import FieldError
+
+if TYPE_CHECKING:
+    from coral.isa.families import WaitSpec, WalkSpec
 
 
 def _wrap(value: int, width: int) -> int:
@@ -26,7 +30,8 @@ class Walk:
     ``addr`` and ``strides`` are in the unit of the walk (bytes, words, rows, 64-byte units); ``counts`` are iterations.
     ``slot_stride`` != 0: two buffer slots, exchanged whenever the dimensions below ``slot_level`` complete.
     ``last_dim`` != 0: while that dimension is in its final iteration, dimension 0 runs ``last_cnt`` + 1 times only.
-    ``nz_mask`` and ``last_skip`` follow the rule of the hardware unless given.
+    ``nz_mask`` and ``last_skip`` follow the rule of the hardware unless given. (In a transposing n2w the shortened
+    dimension of ``src`` is 1: give ``last_skip`` = (count_1 - 1 - last_cnt) * stride_1 there.)
     """
 
     addr: int
@@ -64,7 +69,7 @@ class Walk:
         values[f"{p}_last_dim"], values[f"{p}_last_cnt"] = self.last_dim, self.last_cnt
         skip = self.last_skip
         if skip is None:
-            skip = (self.counts[0] - 1 - self.last_cnt) * self.strides[0] if self.last_dim else 0
+            skip = (self.counts[0] - 1 - self.last_cnt) * self.strides[0] if self.last_dim and self.counts else 0
         values[f"{p}_last_skip"] = skip
         return values
 
