@@ -7,23 +7,14 @@ Source: docs/quantize.md, "The layer".
 
 from __future__ import annotations
 
-import struct
-
 from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
 
-from coral import CoralError
-
-MAX_K = (2**31 - 1) // 255**2
-"""Longest sum of products of two differences of codes that always fits int32: 33,025."""
+from coral import CoralError, numerics
 
 
 class QuantizeError(CoralError):
     """A model, layer or calibration input that cannot be quantised; the message names it and the limit."""
-
-
-def _float32(value: float) -> float:
-    return struct.unpack("<f", struct.pack("<f", value))[0]
 
 
 def _check_code(name: str, value: int) -> None:
@@ -56,14 +47,16 @@ def qlinear_expression(
         raise QuantizeError(
             f"shapes must be x [..., K], w [N, K], b [N], not {x.shape}, {w.shape} and {None if b is None else b.shape}"
         )
-    if x.shape[-1] > MAX_K:
-        raise QuantizeError(f"K is {x.shape[-1]}: sums of more than {MAX_K} products of codes can overflow int32")
+    if x.shape[-1] > numerics.MAX_K:
+        raise QuantizeError(
+            f"K is {x.shape[-1]}: sums of more than {numerics.MAX_K} products of codes can overflow int32"
+        )
     # Contiguous operands and result: nothing of the producer or the consumer gets fused into the kernel.
     acc = (x.contiguous().cast(dtypes.int32) - in_zp).matmul((w.contiguous().cast(dtypes.int32) - w_zp).T)
     if b is not None:
         acc = acc + b.contiguous()
     # The clamp stands between multiplication and rounding so that no device can contract them to a fused multiply-add.
-    clamped = (acc.cast(dtypes.float32) * _float32(mult)).clip(lo - out_zp, hi - out_zp)
+    clamped = (acc.cast(dtypes.float32) * float(numerics.f32(mult))).clip(lo - out_zp, hi - out_zp)
     return (clamped.round() + out_zp).cast(dtypes.uint8).contiguous()
 
 
@@ -75,11 +68,11 @@ def quantise_expression(x: Tensor, scale: float, zero_point: int) -> Tensor:
     :raises QuantizeError: ``zero_point`` outside 0..255
     """
     _check_code("zero_point", zero_point)
-    scaled = x.cast(dtypes.float32) * _float32(1.0 / _float32(scale))
+    scaled = x.cast(dtypes.float32) * float(numerics.inv(scale))
     clamped = scaled.clip(-zero_point, 255 - zero_point)
     return (clamped.round() + zero_point).cast(dtypes.uint8).contiguous()
 
 
 def dequantise_expression(codes: Tensor, scale: float, zero_point: int) -> Tensor:
     """Real values of uint8 codes: ``f32(codes - zero_point) * scale``, float32, not realised."""
-    return (codes.cast(dtypes.float32) - zero_point) * _float32(scale)
+    return (codes.cast(dtypes.float32) - zero_point) * float(numerics.f32(scale))
