@@ -23,6 +23,7 @@ from coral.package.program import (
     Program,
 )
 
+Buffers = dict[tuple[Base, str], int]
 WORD_BYTES = 16
 MAX_BITSTREAM_BYTES = 16384 * WORD_BYTES
 MAX_LAYER_BYTES = 1 << 28
@@ -49,12 +50,15 @@ def check_program(program: Program) -> None:
     for side, layers in (("input", program.inputs), ("output", program.outputs)):
         names = [layer.name for layer in layers]
         if len(set(names)) != len(names):
-            raise PackageError(f"{side} layers share a name: {sorted(names)}")
+            raise PackageError(f"{side} layers share a name: {sorted(names)!s:.80}")
         for layer in layers:
             check_layer(layer, output=side == "output")
+    buffers = {(Base.PARAMETER, ""): len(program.parameters), (Base.SCRATCH, ""): program.scratch_bytes}
+    for base, layers in ((Base.INPUT, program.inputs), (Base.OUTPUT, program.outputs)):
+        buffers |= {(base, layer.name): layer.size_bytes * layer.executions for layer in layers}
     for index, bitstream in enumerate(program.bitstreams):
-        _check_bitstream(program, index, bitstream)
-    _check_hints(program)
+        _check_bitstream(buffers, index, bitstream)
+    _check_hints(program, buffers)
 
 
 def _integers(place: str, fields: dict[str, tuple[int, int, int]]) -> None:
@@ -63,7 +67,7 @@ def _integers(place: str, fields: dict[str, tuple[int, int, int]]) -> None:
             raise PackageError(f"{place}: {name} is {value}, allowed are {low}..{high}")
 
 
-def _check_bitstream(program: Program, index: int, bitstream: Bitstream) -> None:
+def _check_bitstream(buffers: Buffers, index: int, bitstream: Bitstream) -> None:
     size = len(bitstream.data)
     if size == 0 or size % WORD_BYTES or size > MAX_BITSTREAM_BYTES:
         raise PackageError(
@@ -83,22 +87,18 @@ def _check_bitstream(program: Program, index: int, bitstream: Bitstream) -> None
             raise PackageError(
                 f"{place}: points at opcode {opcode:#04x} with ALU op {alu:#04x}, not at a move immediate (0x20, 0x2f)"
             )
-        _check_base(program, place, relocation.base, relocation.name)
+        _check_base(buffers, place, relocation.base, relocation.name)
 
 
-def _check_base(program: Program, place: str, base: Base, name: str) -> int:
-    """Size in bytes of the buffer that (base, name) stands for."""
-    if base is Base.PARAMETER:
-        return len(program.parameters)
-    if base is Base.SCRATCH:
-        return program.scratch_bytes
-    for layer in program.inputs if base is Base.INPUT else program.outputs:
-        if layer.name == name:
-            return layer.size_bytes * layer.executions
-    raise PackageError(f"{place}: there is no {base.name.lower()} layer of that name")
+def _check_base(buffers: Buffers, place: str, base: Base, name: str) -> int:
+    """Size in bytes of the buffer that (base, name) stands for; parameters and scratch have one each, of any name."""
+    key = (base, name if base in (Base.INPUT, Base.OUTPUT) else "")
+    if key not in buffers:
+        raise PackageError(f"{place}: there is no {base.name.lower()} layer of that name")
+    return buffers[key]
 
 
-def _check_hints(program: Program) -> None:
+def _check_hints(program: Program, buffers: Buffers) -> None:
     chunks = []
     written: dict[str, list[tuple[int, int]]] = {layer.name: [] for layer in program.outputs}
     for index, hint in enumerate(program.hints):
@@ -112,14 +112,14 @@ def _check_hints(program: Program) -> None:
                 place = f"hint {index}: {base.name} {name!r}, bytes {offset}..{offset + size}"
                 if base is not Base.SCRATCH and out != (base is Base.OUTPUT):
                     raise PackageError(f"{place}: wrong direction, out is {out}")
-                limit = _check_base(program, place, base, name)
+                limit = _check_base(buffers, place, base, name)
                 if offset < 0 or size < 1 or offset + size > limit:
                     raise PackageError(f"{place}: outside the buffer of {limit} bytes")
                 if base is Base.OUTPUT:
                     written[name].append((offset, offset + size))
     if not program.hints or program.hints[0] != InstructionHint(0) or chunks != [*range(len(program.bitstreams))]:
         raise PackageError(
-            f"hints send the chunks {chunks}; they must begin with chunk 0 and send each of the "
+            f"hints send the chunks {chunks!s:.60}; they must begin with chunk 0 and send each of the "
             f"{len(program.bitstreams)} chunks once, in order"
         )
     if program.fully_deterministic:
@@ -135,7 +135,7 @@ def _check_coverage(layer: Layer, ranges: Iterable[tuple[int, int]]) -> None:
         position = end
     if position != layer.size_bytes * layer.executions:
         raise PackageError(
-            f"output {layer.name!r}: hints {sorted(ranges)} do not deliver its {layer.size_bytes * layer.executions} "
+            f"output {layer.name!r}: hints {sorted(ranges)!s:.80} do not deliver its {layer.size_bytes * layer.executions} "
             "bytes exactly once"
         )
 
@@ -165,16 +165,33 @@ def check_layer(layer: Layer, *, output: bool) -> None:
         _check_layout(layer, layer.layout)
     elif layer.y * layer.x > 1 and not layer.slices:
         raise PackageError(f"{place}: output of {layer.y} x {layer.x} positions without a layout")
+    if layer.shape and math.prod(end - start + 1 for start, end in layer.shape) != layer.y * layer.x * layer.z:
+        raise PackageError(f"{place}: shape {layer.shape} is not that of {layer.y} x {layer.x} x {layer.z} elements")
+    if layer.slices:
+        _check_slices(layer)
+
+
+def _check_slices(layer: Layer) -> None:
+    shape, itemsize, elements = extents(layer), layer.dtype.itemsize, 0
     for box in layer.slices:
-        if not len(box.ranges) == len(box.strides) == 3:
-            raise PackageError(f"{place}: slice {box} must have 3 dimensions (y, x, z)")
-        last = box.offset_bytes // layer.dtype.itemsize
-        for (start, end), stride, limit in zip(box.ranges, box.strides, (layer.y, layer.x, layer.z), strict=True):
+        place = f"layer {layer.name!r}, {box}"
+        if not len(box.ranges) == len(box.strides) == len(shape):
+            raise PackageError(f"{place}: must have {len(shape)} dimensions")
+        last = box.offset_bytes // itemsize
+        for (start, end), stride, limit in zip(box.ranges, box.strides, shape, strict=True):
             if not 0 <= start <= end < limit or stride < 0:
-                raise PackageError(f"{place}: slice {box} leaves the shape {layer.y, layer.x, layer.z}")
+                raise PackageError(f"{place}: leaves the shape {shape}")
             last += (end - start) * stride
-        if box.offset_bytes < 0 or (last + 1) * layer.dtype.itemsize > layer.size_bytes:
-            raise PackageError(f"{place}: slice {box} leaves the {layer.size_bytes} bytes")
+        if box.offset_bytes < 0 or box.offset_bytes % itemsize or (last + 1) * itemsize > layer.size_bytes:
+            raise PackageError(f"{place}: leaves the layer's {layer.size_bytes} bytes or is not aligned to {itemsize}")
+        elements += math.prod(end - start + 1 for start, end in box.ranges)
+    if elements != math.prod(shape):
+        raise PackageError(f"layer {layer.name!r}: its slices hold {elements} elements, its shape {shape}")
+
+
+def extents(layer: Layer) -> tuple[int, ...]:
+    """Shape that the slices of ``layer`` speak of: the file's where it gives one, else (y, x, z)."""
+    return tuple(end - start + 1 for start, end in layer.shape) or (layer.y, layer.x, layer.z)
 
 
 def _check_layout(layer: Layer, layout: Layout) -> None:

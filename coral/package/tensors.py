@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coral.package.check import element_index
+from coral.package.check import element_index, extents
 from coral.package.program import DType, Layer, PackageError
 
 NUMPY = {
@@ -66,15 +66,12 @@ def _unpack_one(layer: Layer, elements: np.ndarray) -> np.ndarray:
     shape = (layer.y, layer.x, layer.z)
     if not layer.slices:
         return elements[: layer.y * layer.x * layer.z].reshape(shape)
-    tensor = np.zeros(shape, elements.dtype)
+    tensor = np.zeros(extents(layer), elements.dtype)
     for box in layer.slices:
-        start = box.offset_bytes // elements.itemsize
-        axes = [
-            np.arange(end - first + 1) * stride for (first, end), stride in zip(box.ranges, box.strides, strict=True)
-        ]
-        y, x, z = (slice(first, end + 1) for first, end in box.ranges)
-        tensor[y, x, z] = elements[start + axes[0][:, None, None] + axes[1][:, None] + axes[2]]
-    return tensor
+        axes = [np.arange(end - start + 1) * step for (start, end), step in zip(box.ranges, box.strides, strict=True)]
+        index = box.offset_bytes // elements.itemsize + sum(np.ix_(*axes))
+        tensor[tuple(slice(start, end + 1) for start, end in box.ranges)] = elements[index]
+    return tensor.reshape(shape)
 
 
 def _flip(layer: Layer, array: np.ndarray) -> np.ndarray:
