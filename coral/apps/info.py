@@ -51,7 +51,7 @@ def info(path: Path, as_json: bool) -> None:
 
 
 def layout_name(layer: Layer) -> str:
-    """How the elements of an output lie: ``packed``, ``z padded to N``, or in how many slabs that must be re-ordered."""
+    """How the elements of an output lie: ``packed``, ``z padded to N``, or in slabs that must be re-ordered."""
     if layer.slices:
         return f"{len(layer.slices)} slices"
     if layer.layout is None:
@@ -142,10 +142,12 @@ def _compiled_text(path: Path, edgetpu: EdgeTpuModel) -> tuple[list[str], list[T
         f"TFLite version {edgetpu.model.version} ({edgetpu.model.description!r})",
         f"on the host before: {_summary(before)}; after: {_summary(after)}",
     ]
+    labels = "name|bitstreams, bytes|parameters, bytes|token|hints|narrow bytes per tile|estimated cycles".split("|")
+    columns = [_program_column(program) for program in package.programs]
     programs = _table(
         "Programs",
-        "program|name|bitstreams (bytes)|parameters (bytes)|token|hints|narrow bytes per tile|estimated cycles",
-        [_program_row(program) for program in package.programs],
+        "|".join(["", *(program.kind.name for program in package.programs)]),
+        [list(row) for row in zip(labels, *columns, strict=True)],
     )
     sides = [("in", program.inputs) for program in package.programs]
     sides += [("out", program.outputs) for program in package.programs]
@@ -169,9 +171,8 @@ def _layer_row(direction: str, layer: Layer) -> list[str]:
     ]
 
 
-def _program_row(program: Program) -> list[str]:
+def _program_column(program: Program) -> list[str]:
     return [
-        program.kind.name,
         program.name,
         " + ".join(f"{len(bitstream.data):,}" for bitstream in program.bitstreams),
         f"{len(program.parameters):,}",

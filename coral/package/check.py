@@ -133,10 +133,10 @@ def _check_coverage(layer: Layer, ranges: Iterable[tuple[int, int]]) -> None:
         if start != position:
             break
         position = end
-    if position != layer.size_bytes * layer.executions:
+    size = layer.size_bytes * layer.executions
+    if position != size:
         raise PackageError(
-            f"output {layer.name!r}: hints {sorted(ranges)!s:.80} do not deliver its {layer.size_bytes * layer.executions} "
-            "bytes exactly once"
+            f"output {layer.name!r}: hints {sorted(ranges)!s:.80} do not deliver its {size} bytes exactly once"
         )
 
 
