@@ -1,0 +1,33 @@
+"""What ran where: counters over all CORAL devices of this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass
+class Stats:
+    """Program executions since the last reset.
+
+    ``chip_programs`` counts layers sent to the chip (one per kernel, whatever its batch), ``chip_rows`` their rows,
+    ``host_programs`` kernels run as host code, ``host_fallbacks`` selected layers computed on the host after all
+    because their accumulator could leave int32 (they count as host programs too).
+    """
+
+    chip_programs: int = 0
+    chip_rows: int = 0
+    host_programs: int = 0
+    host_fallbacks: int = 0
+
+
+counters = Stats()
+
+
+def stats() -> Stats:
+    """A snapshot of the counters."""
+    return replace(counters)
+
+
+def reset_stats() -> None:
+    """Sets every counter to zero."""
+    counters.__dict__.update(vars(Stats()))

@@ -1,0 +1,1 @@
+from coral.backend import CORALDevice as CORALDevice
