@@ -130,12 +130,15 @@ class WaitSpec(Family):
     def __set_name__(self, owner: type, name: str) -> None:
         """The keyword is ``waits`` everywhere."""
 
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """The description itself; the records of an instance are ``instance.waits()``."""
+        return self
+
     @property
     def record_bits(self) -> int:
         return self.ctr + self.level + 33 + self.side
 
-    def record(self, k: int) -> Iterator[Field]:
-        """Fields of record ``k``."""
+    def _record(self, k: int) -> Iterator[Field]:
         doc = "checked before every block of the dimensions below; 0: every step"
         parts = [
             ("ctr", self.ctr, "uint", "counter", "V", f"counter waited for ({self.counters.__name__})"),
@@ -151,7 +154,12 @@ class WaitSpec(Family):
 
     def fields(self) -> Iterator[Field]:
         for k in range(self.records):
-            yield from self.record(k)
+            yield from self._record(k)
+
+    def parts(self, k: int) -> tuple[str, ...]:
+        """Flat field names of record ``k``: counter first."""
+        n = 6 if self.side else 5
+        return self.names[n * k : n * (k + 1)]
 
     def expand(self, value: Any) -> dict[str, Any]:
         waits = list(value)
@@ -169,12 +177,9 @@ class WaitSpec(Family):
         for k in range(self.records):
             if not getattr(instruction, f"wait{k}_valid"):
                 break
-            found.append(Wait(**{part: getattr(instruction, f"wait{k}_{part}") for part in self._parts}))
+            ctr, level, base, step, _, *side = (getattr(instruction, part) for part in self.parts(k))
+            found.append(Wait(ctr, base, level, step, *side))
         return tuple(found)
-
-    @cached_property
-    def _parts(self) -> tuple[str, ...]:
-        return ("ctr", "base", "level", "step", "side")[: 5 if self.side else 4]
 
 
 @dataclass(frozen=True)

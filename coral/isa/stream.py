@@ -27,12 +27,8 @@ class Placed(NamedTuple):
     instruction: Instruction
 
 
-def decode_one(data: bytes | memoryview, word: int = 0) -> Instruction:
-    """The instruction whose first 16-byte word is ``word``.
-
-    DecodeError: unknown opcode, truncated instruction, or a must-be pattern broken; the message names the word.
-    """
-    view = memoryview(data)
+def _class_at(view: memoryview, word: int) -> tuple[type[Instruction], memoryview]:
+    """Class and bytes of the instruction that starts at ``word``; DecodeError if there is none."""
     start = WORD_BYTES * word
     head = view[start : start + WORD_BYTES]
     if len(head) < WORD_BYTES:
@@ -44,18 +40,33 @@ def decode_one(data: bytes | memoryview, word: int = 0) -> Instruction:
     body = view[start : start + WORD_BYTES * cls.words]
     if len(body) < WORD_BYTES * cls.words:
         raise DecodeError(f"word {word}: {cls.mnemonic} needs {cls.words} words, {len(body) // WORD_BYTES} are left")
+    return cls, body
+
+
+def decode_one(data: bytes | memoryview, word: int = 0) -> Instruction:
+    """The instruction whose first 16-byte word is ``word``.
+
+    DecodeError: unknown opcode, truncated instruction, or a must-be pattern broken; the message names the word.
+    """
+    cls, body = _class_at(memoryview(data), word)
     return cls.from_bytes(body, word)
+
+
+def split(data: bytes | memoryview) -> Iterator[tuple[int, type[Instruction], memoryview]]:
+    """Word index, class and bytes of each instruction, whose bits are not looked at; DecodeError as in ``decode``."""
+    if len(data) % WORD_BYTES:
+        raise DecodeError(f"{len(data)} bytes: a bitstream is a multiple of {WORD_BYTES} bytes long")
+    view, word = memoryview(data), 0
+    while WORD_BYTES * word < len(data):
+        cls, body = _class_at(view, word)
+        yield word, cls, body
+        word += cls.words
 
 
 def iter_decode(data: bytes | memoryview) -> Iterator[Placed]:
     """Instructions of a bitstream in order; DecodeError as in ``decode_one`` or if the length is not whole words."""
-    if len(data) % WORD_BYTES:
-        raise DecodeError(f"{len(data)} bytes: a bitstream is a multiple of {WORD_BYTES} bytes long")
-    word = 0
-    while WORD_BYTES * word < len(data):
-        instruction = decode_one(data, word)
-        yield Placed(word, instruction)
-        word += instruction.words
+    for word, cls, body in split(data):
+        yield Placed(word, cls.from_bytes(body, word))
 
 
 def decode(data: bytes | memoryview) -> list[Placed]:
