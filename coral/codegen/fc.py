@@ -103,6 +103,7 @@ class FullyConnected(FcPlan):
             outputs=(Layer(OUTPUT, s.output_bytes, 1, 1, s.n, q.out_zp, q.out_scale),),
             token=RESIDENT_TOKEN,
             name=f"fc_{s.n}x{s.k}",
+            narrow_bytes_per_tile=self.narrow.end,
         )
 
     @cached_property

@@ -5,7 +5,6 @@ Source: docs/codegen.md, section FULLY_CONNECTED.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import groupby
 
 from coral import isa
@@ -13,7 +12,7 @@ from coral.codegen import blocks
 from coral.codegen.blocks import Piece
 from coral.codegen.builder import N2W_UNIT, RESET_COUNTERS, V14, Builder
 from coral.codegen.fc_plan import SEND_FIFO_ROW, FcPlan
-from coral.codegen.gather import Spread, mesh_gather
+from coral.codegen.gather import mesh_gather
 from coral.codegen.machine import (
     COLUMNS,
     FORWARD_FIFO_ROW,
@@ -132,26 +131,9 @@ def _quantisation(p: FcPlan) -> dict[str, float]:
 # style 14.1
 
 
-def _narrow_v14(p: FcPlan) -> tuple[int, int, int]:
-    """Byte addresses of x, y and the relay buffer, the same on every tile, as the compiler places them."""
-    k, n = round_up(p.shape.k, WORD_BYTES), round_up(p.shape.n, WORD_BYTES)
-    relay = blocks.RELAY_BYTES if p.inputs.pieces > 1 else 0
-    margin = ROW_BYTES * p.shape.packets + 512
-    if p.shape.k > 188 and n + blocks.RELAY_BYTES < margin:
-        x, results = 0, k
-    elif n < margin:
-        x, results = max(margin, n + relay), 0
-    else:
-        return n, 0, n + k
-    if n == WORD_BYTES:
-        return x, results + relay, results
-    return x, results, results + n
-
-
 def _execution_v14(p: FcPlan) -> Bitstream:
     s = p.shape
-    x, y, relay = _narrow_v14(p)
-    inputs = replace(p.inputs, address=x)
+    x, y, inputs = p.narrow.x, p.narrow.y, p.inputs
     b = _begin(p)
     for t in range(inputs.pieces):
         offset = t % COLUMNS * s.piece_bytes
@@ -160,7 +142,7 @@ def _execution_v14(p: FcPlan) -> Bitstream:
         blocks.scatter_unpack(b, piece, s.packets, x // WORD_BYTES, levels=2)
     _feed_rows(b, p)
     if inputs.pieces > 1:
-        mesh_gather(b, inputs, relay)
+        mesh_gather(b, inputs, p.narrow.transit)
     b.pause()
     b.reset()
     receivers = mask_of(t for t in p.compute_tiles() if t != p.first_input_tile)
@@ -176,7 +158,7 @@ def _execution_v14(p: FcPlan) -> Bitstream:
             blocks.load_scaling(b, mask, p.parameter_row, groups, scale=False, bias=True)
     tile_bytes = GROUP * s.groups_per_tile
     for t in range(p.tiles):
-        _op_v14(b, p, t, x, y + t * tile_bytes)
+        _op_v14(b, p, t, y + t * tile_bytes)
     b.reset()
     b.handshake()
     tiles = p.compute_tiles()
@@ -184,7 +166,7 @@ def _execution_v14(p: FcPlan) -> Bitstream:
     return b.finish()
 
 
-def _op_v14(b: Builder, p: FcPlan, t: int, x: int, y: int) -> None:
+def _op_v14(b: Builder, p: FcPlan, t: int, y: int) -> None:
     """Loops: words, (taps), (positions), groups. All dimensions are written, also those of count 1."""
     s = p.shape
     groups, outputs, words = s.tile_groups(t), s.tile_outputs(t), s.words
@@ -196,7 +178,7 @@ def _op_v14(b: Builder, p: FcPlan, t: int, x: int, y: int) -> None:
         tile_mask=1 << p.first_tile + t,
         loop_cnt0=words - 1,
         loop_cnt3=groups - 1,
-        inp=Walk(x, [WORD_BYTES, WORD_BYTES * words, WORD_BYTES * words, 0], [words, 1, 1, groups]),
+        inp=Walk(p.narrow.x, [WORD_BYTES, WORD_BYTES * words, WORD_BYTES * words, 0], [words, 1, 1, groups]),
         out=_output_walk(y, s.n, outputs, groups),
         par=Walk(weights, [ROW_UNITS, 0, row_words, row_words], [words, 1, 1, groups]),
         psum=Walk(0, [int(words == 1), ROW_UNITS, 0, 0], [words, 1, 1, groups], nz_mask=0b10, **toggles),
@@ -221,12 +203,10 @@ def _op_v14(b: Builder, p: FcPlan, t: int, x: int, y: int) -> None:
 def _execution_v16(p: FcPlan) -> Bitstream:
     """Every input tile sends its piece to all compute tiles over the ring; tiles with equal work share an op."""
     s = p.shape
-    y = round_up(s.k, WORD_BYTES)
-    received = ROW_BYTES * s.packets + 512
-    inputs = p.inputs
+    inputs, received = p.inputs, p.narrow.transit // WORD_BYTES
     b = _begin(p)
-    for piece in _column_pieces(p, inputs, received // WORD_BYTES):
-        blocks.scatter_unpack(b, piece, s.packets, received // WORD_BYTES, levels=1)
+    for piece in _column_pieces(p, received):
+        blocks.scatter_unpack(b, piece, s.packets, received, levels=1)
     _feed_rows(b, p)
     b.handshake()
     computing = mask_of(p.compute_tiles())
@@ -234,7 +214,7 @@ def _execution_v16(p: FcPlan) -> Bitstream:
         size = WORD_BYTES * inputs.words(t)
         blocks.ring_receive(b, computing, inputs.word(t), size, OUTPUT_FIFO_ROW)
         blocks.ring_send(b, p.first_input_tile + t, size, computing, SEND_FIFO_ROW)
-        blocks.pack(b, 1 << p.first_input_tile + t, received // WORD_BYTES, size, SEND_FIFO_ROW)
+        blocks.pack(b, 1 << p.first_input_tile + t, received, size, SEND_FIFO_ROW)
     b.handshake()
     b.reset()
     b.pause()
@@ -247,17 +227,17 @@ def _execution_v16(p: FcPlan) -> Bitstream:
         step = p.header.rows
         blocks.load_scaling(b, mask, p.parameter_row, groups, row_step=step, scale=True, bias=p.header.bias)
     for mask, groups, outputs in classes:
-        _op_v16(b, p, mask, groups, outputs, y)
+        _op_v16(b, p, mask, groups, outputs)
     b.reset()
     b.fence(RESET_COUNTERS, token=True)
     b.handshake()
-    _output(b, p, [(mask, y, outputs) for mask, _, outputs in classes])
+    _output(b, p, [(mask, p.narrow.y, outputs) for mask, _, outputs in classes])
     return b.finish()
 
 
-def _column_pieces(p: FcPlan, inputs: Spread, word: int) -> list[Piece]:
+def _column_pieces(p: FcPlan, word: int) -> list[Piece]:
     """Pieces column by column; tiles of a column share one if it is equally long."""
-    size = p.shape.piece_bytes
+    size, inputs = p.shape.piece_bytes, p.inputs
     pieces = []
     for column in range(min(COLUMNS, inputs.pieces)):
         for words, same in groupby(range(column, inputs.pieces, COLUMNS), inputs.words):
@@ -266,7 +246,7 @@ def _column_pieces(p: FcPlan, inputs: Spread, word: int) -> list[Piece]:
     return pieces
 
 
-def _op_v16(b: Builder, p: FcPlan, tiles: int, groups: int, outputs: int, y: int) -> None:
+def _op_v16(b: Builder, p: FcPlan, tiles: int, groups: int, outputs: int) -> None:
     """Loops: words, groups. Dimensions of count 1 are dropped, except the compiler's in ``in`` and ``out``."""
     words, rows = p.shape.words, p.header.rows
     multiple = groups > 1
@@ -279,8 +259,8 @@ def _op_v16(b: Builder, p: FcPlan, tiles: int, groups: int, outputs: int, y: int
         tile_mask=tiles,
         loop_cnt0=words - 1,
         loop_cnt1=groups - 1,
-        inp=Walk(0, [WORD_BYTES, WORD_BYTES * words, WORD_BYTES * words, 0], [words, 1, 1, groups]),
-        out=_output_walk(y, outputs, outputs, groups),
+        inp=Walk(p.narrow.x, [WORD_BYTES, WORD_BYTES * words, WORD_BYTES * words, 0], [words, 1, 1, groups]),
+        out=_output_walk(p.narrow.y, outputs, outputs, groups),
         par=Walk(weights, [ROW_UNITS, ROW_UNITS * words][:levels], [words, groups][:levels]),
         psum=Walk(0, [0, 0][:levels], [words, groups][:levels], **toggles),
         sig_av=2,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from coral.codegen.blocks import RELAY_BYTES
 from coral.codegen.builder import V14, Style
 from coral.codegen.errors import CodegenError, ShapeError
 from coral.codegen.gather import Spread
@@ -106,9 +108,10 @@ class FcShape:
         """Outputs of compute tile ``tile``."""
         return min(GROUP * self.groups_per_tile, self.n - GROUP * self.groups_per_tile * tile)
 
-    def spread(self, first_tile: int, address: int) -> Spread:
-        """Where the input's pieces arrive."""
-        return Spread(self.k, self.piece_bytes, first_tile, address)
+    @property
+    def input_tiles(self) -> int:
+        """Tiles that receive a piece of the input."""
+        return ceil_div(self.k, self.piece_bytes)
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,40 @@ class Header:
     def rows(self) -> int:
         """Header rows per group."""
         return self.scale + self.bias + self.zero_points
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """Byte addresses in narrow memory, the same on every tile, and the end of what is used.
+
+    ``transit`` is the relay buffer of the mesh gather (14.1) or the piece received from the host (16.0).
+    """
+
+    x: int
+    y: int
+    transit: int
+    end: int
+
+
+def _narrow_v14(s: FcShape) -> Narrow:
+    """As the compiler places x [K], the whole y [N] and the relay buffer."""
+    k, n = round_up(s.k, WORD_BYTES), round_up(s.n, WORD_BYTES)
+    relay = RELAY_BYTES if s.input_tiles > 1 else 0
+    margin = ROW_BYTES * s.packets + 512
+    if s.k > 188 and n + RELAY_BYTES < margin:
+        x, y = 0, k
+    elif n < margin:
+        x, y = max(margin, n + relay), 0
+    else:
+        return Narrow(n, 0, n + k, n + k + relay)
+    y, transit = (y + relay, y) if n == WORD_BYTES else (y, y + n)
+    return Narrow(x, y, transit, max(x + k, y + n, transit + relay))
+
+
+def _narrow_v16(s: FcShape) -> Narrow:
+    """x [K], a tile's own outputs behind it, and the received piece."""
+    received = ROW_BYTES * s.packets + 512
+    return Narrow(0, round_up(s.k, WORD_BYTES), received, received + s.piece_bytes)
 
 
 @dataclass(frozen=True)
@@ -232,10 +269,16 @@ class FcPlan:
         """Size of the parameters."""
         return self.shape.groups * self.group_bytes
 
+    @cached_property
+    def narrow(self) -> Narrow:
+        """Where the execution program keeps its tensors."""
+        return _narrow_v14(self.shape) if self.style is V14 else _narrow_v16(self.shape)
+
     @property
     def inputs(self) -> Spread:
-        """The input's pieces on their tiles; addresses are those of the form's execution program."""
-        return self.shape.spread(self.first_input_tile, 0)
+        """The input's pieces on their tiles; each lies where it belongs in the whole input."""
+        s = self.shape
+        return Spread(s.k, s.piece_bytes, self.first_input_tile, self.narrow.x)
 
     def compute_tiles(self) -> list[int]:
         """Tile numbers that hold parameters and compute."""
