@@ -1,0 +1,142 @@
+"""In-process attachment: what a driver opens instead of a USB bus. Source: docs/stick.md.
+
+The classes have the methods of the driver's protocols (docs/driver.md) without knowing them. Errors of opening and
+claiming are OSErrors with the errno a USB library would give.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+
+from coral.stick.clock import VirtualClock
+from coral.stick.core import SoftwareStick
+from coral.stick.host import HostController, HostTransfer
+
+
+class StickBus:
+    """Simulated sticks of this process, in the ports 1, 2, .. of bus 1."""
+
+    shared = False
+
+    def __init__(self, sticks: Iterable[SoftwareStick]) -> None:
+        self.sticks = list(sticks)
+        self._owners: dict[SoftwareStick, StickHandle] = {}
+
+    def devices(self) -> list[StickDevice]:
+        """Every stick that can be seen now."""
+        return [
+            StickDevice(self, stick, f"1-{port}") for port, stick in enumerate(self.sticks, start=1) if stick.present
+        ]
+
+    def claim(self, handle: StickHandle) -> None:
+        """Makes ``handle`` the owner of its stick; raises OSError EBUSY."""
+        owner = self._owners.get(handle.stick)
+        if owner is not None and owner is not handle and not owner.gone:
+            raise OSError(errno.EBUSY, "interface 0 is claimed by another handle")
+        self._owners[handle.stick] = handle
+
+    def release(self, handle: StickHandle) -> None:
+        """Gives the stick up, if ``handle`` has it."""
+        if self._owners.get(handle.stick) is handle:
+            del self._owners[handle.stick]
+
+
+class StickDevice:
+    """A stick as a search of the bus found it."""
+
+    def __init__(self, bus: StickBus, stick: SoftwareStick, path: str) -> None:
+        self.path, self.speed, self.clock = path, stick.speed, stick.clock
+        self.vendor_id, self.product_id = stick.identity
+        self._bus, self._stick, self._generation = bus, stick, stick.generation
+
+    def open(self) -> StickHandle:
+        """Raises OSError ENODEV when the stick has left since the search."""
+        if not self._stick.present or self._stick.generation != self._generation:
+            raise OSError(errno.ENODEV, f"the device at {self.path} is gone")
+        return StickHandle(self._bus, self._stick)
+
+
+class StickHandle(HostController):
+    """An opened stick. Errors of the simulated chip and broken rules are raised by ``wait``."""
+
+    def __init__(self, bus: StickBus, stick: SoftwareStick) -> None:
+        super().__init__(stick)
+        self._bus = bus
+        self._seen = 0
+
+    @property
+    def clock(self) -> VirtualClock:
+        """The stick's own time."""
+        return self.stick.clock
+
+    def claim(self, interface: int) -> None:
+        """Raises OSError: ENODEV, or EBUSY when another handle has it."""
+        if self.gone:
+            raise OSError(errno.ENODEV, "the device is gone")
+        if interface != 0:
+            raise OSError(errno.ENOENT, f"there is no interface {interface}")
+        self._bus.claim(self)
+
+    def release(self, interface: int) -> None:
+        """Never fails."""
+        self._bus.release(self)
+
+    def reset(self) -> None:
+        """USB port reset; raises OSError ENODEV when the device has changed, as a USB library does."""
+        with self.stick.lock:
+            if self.gone or self.stick.reset():
+                raise OSError(errno.ENODEV, "the device has to be enumerated again")
+
+    def close(self) -> None:
+        """Cancels what is pending and releases."""
+        with self.stick.lock:
+            for queue in list(self.pending.values()):
+                for transfer in list(queue):
+                    super().cancel(transfer)
+        self._bus.release(self)
+
+    def submit_control(
+        self,
+        request_type: int,
+        request: int,
+        value: int,
+        index: int,
+        data_or_length: bytes | bytearray | memoryview | int,
+    ) -> HostTransfer:
+        """A control request; ``data_or_length`` is bytes for OUT, a length for IN."""
+        payload, length = (b"", data_or_length) if isinstance(data_or_length, int) else (data_or_length, 0)
+        return self._submit(HostTransfer(0, payload, length, (request_type, request, value, index)))
+
+    def submit_out(self, endpoint: int, data: bytes | bytearray | memoryview) -> HostTransfer:
+        """One bulk OUT transfer."""
+        return self._submit(HostTransfer(endpoint, data, len(data)))
+
+    def submit_in(self, endpoint: int, length: int) -> HostTransfer:
+        """One bulk or interrupt IN transfer of at most ``length`` bytes."""
+        return self._submit(HostTransfer(endpoint, b"", length))
+
+    def cancel(self, transfer: HostTransfer) -> None:
+        """The transfer ends at once, with what it has received."""
+        with self.stick.lock:
+            super().cancel(transfer)
+
+    def wait(self, seconds: float) -> None:
+        """Returns when a transfer has ended since the last call, else after ``seconds`` of the stick's time."""
+        with self.stick.lock:
+            self.pump()
+            if not self.gone:
+                self.stick.work()
+                self.pump()
+            failure = self.stick.take_failure()
+            if failure is not None:
+                raise failure
+            if self.finished == self._seen:
+                self.clock.sleep(seconds)
+                self.pump()
+            self._seen = self.finished
+
+    def _submit(self, transfer: HostTransfer) -> HostTransfer:
+        with self.stick.lock:
+            self.submit(transfer)
+        return transfer
