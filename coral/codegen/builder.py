@@ -130,14 +130,16 @@ class Builder:
                 self._signal(i, "sig_dst", came_in)
                 self._signal(i, "sig_src", went_out)
             case isa.TileFence():
+                mask, value = i.ctr_mask, i.ctr_value
+                counters = [c for c in TileCounter if mask >> c & 1]
                 for t in tiles_of(i.tile_mask):
-                    for c in TileCounter:
-                        if i.ctr_mask >> c & 1:
-                            self._tile_counts[t][c] = i.ctr_value
+                    for c in counters:
+                        self._tile_counts[t][c] = value
             case isa.ScalarFence():
+                mask, waits, value = i.ctr_mask, i.wait_mask, i.ctr_value
                 for c in ScalarCounter:
-                    if i.ctr_mask >> c & 1:
-                        self._scalar_counts[c] = 0 if i.wait_mask >> c & 1 else i.ctr_value
+                    if mask >> c & 1:
+                        self._scalar_counts[c] = 0 if waits >> c & 1 else value
 
     def _signal(self, i: isa.Instruction, name: str, counter: TileCounter, tiles: int | None = None) -> int:
         level = i.signal(name)

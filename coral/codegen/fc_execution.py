@@ -145,8 +145,8 @@ def _execution_v14(p: FcPlan) -> Bitstream:
         mesh_gather(b, inputs, p.narrow.transit)
     b.pause()
     b.reset()
-    receivers = mask_of(t for t in p.compute_tiles() if t != p.first_input_tile)
-    if receivers:
+    if p.receivers:
+        receivers = mask_of(p.receivers)
         blocks.ring_receive(b, receivers, x // WORD_BYTES, s.k, FORWARD_FIFO_ROW)
         blocks.ring_send(b, p.first_input_tile, s.k, receivers, FORWARD_FIFO_ROW, ordered=False)
         blocks.pack(b, 1 << p.first_input_tile, x // WORD_BYTES, s.k, FORWARD_FIFO_ROW)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from coral.codegen.blocks import RELAY_BYTES
-from coral.codegen.builder import V14, Style
+from coral.codegen.builder import V14, V16, Style
 from coral.codegen.errors import CodegenError, ShapeError
 from coral.codegen.gather import Spread
 from coral.codegen.machine import (
@@ -137,7 +136,7 @@ class FcQuant:
                 raise CodegenError(f"{name} is {getattr(self, name)}, a uint8 code is 0..255")
         for name in ("mult", "clamp_min", "clamp_max"):
             value = float(getattr(self, name))
-            if math.isnan(value) or np.float32(value) != value:
+            if float(np.float32(value)) != value:
                 raise CodegenError(f"{name} is {value!r}, which is not a float32 value")
             object.__setattr__(self, name, value)
 
@@ -244,10 +243,19 @@ class FcPlan:
         return self.shape.groups_per_tile * (self.header.rows + self.shape.words)
 
     @property
+    def receivers(self) -> list[int]:
+        """Compute tiles that the input is broadcast to in style 14.1: all but the one it is gathered on."""
+        return [t for t in self.compute_tiles() if t != self.first_input_tile]
+
+    @property
     def floor_rows(self) -> int:
         """Lowest row of wide memory that the execution program writes, on any tile."""
-        input_fifo = WIDE_ROWS - 2 * self.shape.packets
-        return min(input_fifo, FORWARD_FIFO_ROW if self.style is V14 else SEND_FIFO_ROW)
+        rows = [WIDE_ROWS - 2 * self.shape.packets, OUTPUT_FIFO_ROW]
+        if self.style is V16:
+            rows.append(SEND_FIFO_ROW)
+        elif self.receivers:
+            rows.append(FORWARD_FIFO_ROW)
+        return min(rows)
 
     @property
     def input_bytes(self) -> int:
