@@ -39,6 +39,8 @@ def qlinear_expression(
         _check_code(name, value)
     if lo > hi:
         raise QuantizeError(f"the clamp lo={lo}, hi={hi} is empty: lo must not exceed hi")
+    if not 0 < (factor := float(numerics.f32(mult))) < float("inf"):
+        raise QuantizeError(f"the multiplier is {mult}: it must be positive and finite in float32")
     if x.dtype != dtypes.uint8 or w.dtype != dtypes.uint8 or (b is not None and b.dtype != dtypes.int32):
         raise QuantizeError(
             f"x, w and b must be uint8, uint8 and int32, not {x.dtype}, {w.dtype} and {None if b is None else b.dtype}"
@@ -56,7 +58,7 @@ def qlinear_expression(
     if b is not None:
         acc = acc + b.contiguous()
     # The clamp stands between multiplication and rounding so that no device can contract them to a fused multiply-add.
-    clamped = (acc.cast(dtypes.float32) * float(numerics.f32(mult))).clip(lo - out_zp, hi - out_zp)
+    clamped = (acc.cast(dtypes.float32) * factor).clip(lo - out_zp, hi - out_zp)
     return (clamped.round() + out_zp).cast(dtypes.uint8).contiguous()
 
 
