@@ -22,8 +22,13 @@ from coral.backend.chip_program import is_chip_source
 from coral.backend.errors import HostCompilerMissing
 from coral.backend.selection import Selection, select
 
-# The smallest function LLVM before 15 refuses: it reads through an opaque pointer.
-_LLVM_PROBE = "define i32 @f(ptr %p) {\n  %v = load i32, ptr %p\n  ret i32 %v\n}\n"
+# What tinygrad's IR relies on: opaque pointers (LLVM 14 refuses them) and intrinsics nobody declared (15 refuses them).
+_LLVM_PROBE = """define float @f(ptr %p) {
+  %v = load float, ptr %p
+  %t = call float @llvm.trunc.float(float %v)
+  ret float %t
+}
+"""
 
 
 class ChipOrHostCompiler(Compiler):
@@ -78,16 +83,16 @@ class CORALClangRenderer(_Selecting, ClangRenderer):
 
 
 class CORALLLVMRenderer(_Selecting, CPULLVMRenderer):
-    """LLVM IR through libLLVM, 15 or newer (``LLVM_PATH`` names the library)."""
+    """LLVM IR through a libLLVM new enough to declare intrinsics itself (``LLVM_PATH`` names the library)."""
 
     def __init__(self, target: Target):
         try:
             super().__init__(target)
             self.compiler.compile(_LLVM_PROBE)
         except Exception as error:
+            reason = (str(error).splitlines() or [repr(error)])[0]
             raise HostCompilerMissing(
-                f"host kernels through LLVM need libLLVM 15 or newer ({error}): install the package llvm, or name the "
-                "library with LLVM_PATH"
+                f"host kernels through LLVM need a newer libLLVM (19 works, 15 does not), named by LLVM_PATH: {reason}"
             ) from error
 
 

@@ -74,7 +74,9 @@ def python() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a program text in a fresh interpreter; keyword arguments are environment variables, None removes one."""
 
     def run(text: str, *options: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
-        variables = {name: value for name, value in os.environ.items() if name not in ("DEV", "MOCKCORAL", "CORAL_DEBUG")}
+        variables = {
+            name: value for name, value in os.environ.items() if name not in ("DEV", "MOCKCORAL", "CORAL_DEBUG")
+        }
         for name, value in environment.items():
             variables.pop(name, None)
             if value is not None:

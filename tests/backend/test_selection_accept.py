@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from backend.layers import Data, Layer, answer, random_data, random_layer
 from tinygrad import Tensor, TinyJit
 from tinygrad.helpers import Context
 
+from backend.layers import Data, Layer, answer, random_data, random_layer
 from coral.backend import reset_stats, stats
 
 
@@ -58,7 +58,9 @@ def test_random_layer(chip, cpu: str, seed: int) -> None:
 def test_outputs_of_the_random_layers_spread() -> None:
     """The comparison above would prove nothing on saturated outputs."""
     rng = np.random.default_rng(1)
-    kinds = [np.unique(_numpy_layer(random_layer(rng, 100), random_data(rng, (8,), 40, 100, bias=True))).size for _ in SEEDS]
+    kinds = [
+        np.unique(_numpy_layer(random_layer(rng, 100), random_data(rng, (8,), 40, 100, bias=True))).size for _ in SEEDS
+    ]
     assert np.median(kinds) > 60
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from backend.layers import Data, answer
 from tinygrad import Tensor, dtypes
 
+from backend.layers import Data, answer
 from coral.backend import stats
 
 IN_ZP, W_ZP, OUT_ZP, MULT = 3, 130, 128, 2.0**-9
@@ -63,7 +63,9 @@ REJECTED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "no lower clamp": lambda x, w, b: _store(
         (_acc(x, w, b).cast(dtypes.float32) * MULT).minimum(255 - OUT_ZP).round() + OUT_ZP
     ),
-    "no upper clamp": lambda x, w, b: _store((_acc(x, w, b).cast(dtypes.float32) * MULT).maximum(-OUT_ZP).round() + OUT_ZP),
+    "no upper clamp": lambda x, w, b: _store(
+        (_acc(x, w, b).cast(dtypes.float32) * MULT).maximum(-OUT_ZP).round() + OUT_ZP
+    ),
     "no clamp": lambda x, w, b: _store((_acc(x, w, b).cast(dtypes.float32) * MULT).round() + OUT_ZP),
     "lower clamp below 0": lambda x, w, b: _store(
         _clip(_acc(x, w, b).cast(dtypes.float32) * MULT, lo=-OUT_ZP - 1).round() + OUT_ZP
@@ -77,7 +79,9 @@ REJECTED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "clamp before the multiplication": lambda x, w, b: _store(
         (_clip(_acc(x, w, b).cast(dtypes.float32), -(2.0**16), 2.0**15) * MULT).round() + OUT_ZP
     ),
-    "zero point before rounding": lambda x, w, b: _store((_clip(_acc(x, w, b).cast(dtypes.float32) * MULT) + OUT_ZP).round()),
+    "zero point before rounding": lambda x, w, b: _store(
+        (_clip(_acc(x, w, b).cast(dtypes.float32) * MULT) + OUT_ZP).round()
+    ),
     "fractional zero point": lambda x, w, b: _store(_clip(_acc(x, w, b).cast(dtypes.float32) * MULT).round() + 100.25),
     "result is float": lambda x, w, b: (_clip(_acc(x, w, b).cast(dtypes.float32) * MULT).round() + OUT_ZP).contiguous(),
     "result is int8": lambda x, w, b: (
@@ -105,9 +109,12 @@ REJECTED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
         _clip(_acc(x, w, b).cast(dtypes.float32) * b[:1].contiguous().cast(dtypes.float32) * 2.0**-20).round() + OUT_ZP
     ),
     "negative multiplier": lambda x, w, b: _store(_clip(_acc(x, w, b).cast(dtypes.float32) * -MULT).round() + OUT_ZP),
-    "multiplier outside float32": lambda x, w, b: _store(_clip(_acc(x, w, b).cast(dtypes.float32) * 0.0123).round() + OUT_ZP),
+    "multiplier outside float32": lambda x, w, b: _store(
+        _clip(_acc(x, w, b).cast(dtypes.float32) * 0.0123).round() + OUT_ZP
+    ),
     "division by a run-time scale": lambda x, w, b: _store(
-        _clip(_acc(x, w, b).cast(dtypes.float32) / (b[:1].contiguous().cast(dtypes.float32) + 40000.0) * 40).round() + OUT_ZP
+        _clip(_acc(x, w, b).cast(dtypes.float32) / (b[:1].contiguous().cast(dtypes.float32) + 40000.0) * 40).round()
+        + OUT_ZP
     ),
     "weights stored transposed": lambda x, w, b: _finish(
         _int(x, IN_ZP).matmul(_int(w.T.contiguous().realize().reshape(K, N), W_ZP)) + b.contiguous()
@@ -165,9 +172,12 @@ REJECTED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
         ((x.cast(dtypes.int32) + 1) // 2 - IN_ZP).matmul(_int(w, W_ZP).T) + b.contiguous()
     ),
     "consumer fused into it": lambda x, w, b: (
-        (_clip(_acc(x, w, b).cast(dtypes.float32) * MULT).round() + OUT_ZP).cast(dtypes.uint8).cast(dtypes.float32) - OUT_ZP
-    )
-    * 0.25,
+        (
+            (_clip(_acc(x, w, b).cast(dtypes.float32) * MULT).round() + OUT_ZP).cast(dtypes.uint8).cast(dtypes.float32)
+            - OUT_ZP
+        )
+        * 0.25
+    ),
 }
 
 
@@ -212,7 +222,9 @@ def test_near_miss_stays_on_the_host(chip, cpu: str, data: Data, name: str) -> N
 def test_sum_too_long_for_int32_stays_on_the_host(chip, cpu: str) -> None:
     """K = 33,026 is one more than 32 bits hold; tinygrad also splits such a sum over two kernels."""
     rng = np.random.default_rng(0)
-    data = Data(rng.integers(0, 256, (1, 33026), dtype=np.uint8), rng.integers(0, 256, (1, 33026), dtype=np.uint8), None)
+    data = Data(
+        rng.integers(0, 256, (1, 33026), dtype=np.uint8), rng.integers(0, 256, (1, 33026), dtype=np.uint8), None
+    )
 
     def layer(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         return _finish(_acc(x, w))
