@@ -142,12 +142,11 @@ def _compiled_text(path: Path, edgetpu: EdgeTpuModel) -> tuple[list[str], list[T
         f"TFLite version {edgetpu.model.version} ({edgetpu.model.description!r})",
         f"on the host before: {_summary(before)}; after: {_summary(after)}",
     ]
-    labels = "name|bitstreams, bytes|parameters, bytes|token|hints|narrow bytes per tile|estimated cycles".split("|")
     columns = [_program_column(program) for program in package.programs]
     programs = _table(
         "Programs",
         "|".join(["", *(program.kind.name for program in package.programs)]),
-        [list(row) for row in zip(labels, *columns, strict=True)],
+        [[label, *(column[label] for column in columns)] for label in columns[0]],
     )
     sides = [("in", program.inputs) for program in package.programs]
     sides += [("out", program.outputs) for program in package.programs]
@@ -171,16 +170,19 @@ def _layer_row(direction: str, layer: Layer) -> list[str]:
     ]
 
 
-def _program_column(program: Program) -> list[str]:
-    return [
-        program.name,
-        " + ".join(f"{len(bitstream.data):,}" for bitstream in program.bitstreams),
-        f"{len(program.parameters):,}",
-        f"{program.token:#018x}" if program.token else "none",
-        program.hint_pattern() + ("" if program.fully_deterministic else " (not deterministic)"),
-        f"{program.narrow_bytes_per_tile:,}" if program.narrow_bytes_per_tile else "",
-        f"{program.estimated_cycles:,}" if program.estimated_cycles else "not stated",
-    ]
+def _program_column(program: Program) -> dict[str, str]:
+    return {
+        "name": program.name,
+        "bitstreams, bytes": " + ".join(f"{len(bitstream.data):,}" for bitstream in program.bitstreams),
+        "parameters, bytes": f"{len(program.parameters):,}",
+        "token": f"{program.token:#018x}" if program.token else "none",
+        "hints": program.hint_pattern() + ("" if program.fully_deterministic else " (not deterministic)"),
+        "scratch, bytes": f"{program.scratch_bytes:,}",
+        "narrow bytes per tile": f"{program.narrow_bytes_per_tile:,}"
+        if program.narrow_bytes_per_tile
+        else "not stated",
+        "estimated cycles": f"{program.estimated_cycles:,}" if program.estimated_cycles else "not stated",
+    }
 
 
 def _summary(operators: tuple[Any, ...]) -> str:

@@ -27,6 +27,7 @@ Buffers = dict[tuple[Base, str], int]
 WORD_BYTES = 16
 MAX_BITSTREAM_BYTES = 16384 * WORD_BYTES
 MAX_LAYER_BYTES = 1 << 28
+MAX_DIMENSIONS = 16
 MAX_POSITIONS = 1 << 22
 """Positions (y, x) of one output that a check is willing to sort: 2048 x 2048."""
 
@@ -50,7 +51,7 @@ def check_program(program: Program) -> None:
     for side, layers in (("input", program.inputs), ("output", program.outputs)):
         names = [layer.name for layer in layers]
         if len(set(names)) != len(names):
-            raise PackageError(f"{side} layers share a name: {sorted(names)!s:.80}")
+            raise PackageError(f"{side} layers share a name: {sorted(names)}")
         for layer in layers:
             check_layer(layer, output=side == "output")
     buffers = {(Base.PARAMETER, ""): len(program.parameters), (Base.SCRATCH, ""): program.scratch_bytes}
@@ -119,7 +120,7 @@ def _check_hints(program: Program, buffers: Buffers) -> None:
                     written[name].append((offset, offset + size))
     if not program.hints or program.hints[0] != InstructionHint(0) or chunks != [*range(len(program.bitstreams))]:
         raise PackageError(
-            f"hints send the chunks {chunks!s:.60}; they must begin with chunk 0 and send each of the "
+            f"hints send the chunks {chunks}; they must begin with chunk 0 and send each of the "
             f"{len(program.bitstreams)} chunks once, in order"
         )
     if program.fully_deterministic:
@@ -136,7 +137,7 @@ def _check_coverage(layer: Layer, ranges: Iterable[tuple[int, int]]) -> None:
     size = layer.size_bytes * layer.executions
     if position != size:
         raise PackageError(
-            f"output {layer.name!r}: hints {sorted(ranges)!s:.80} do not deliver its {size} bytes exactly once"
+            f"output {layer.name!r}: hints {sorted(ranges)} do not deliver its {size} bytes exactly once"
         )
 
 
@@ -165,6 +166,8 @@ def check_layer(layer: Layer, *, output: bool) -> None:
         _check_layout(layer, layer.layout)
     elif layer.y * layer.x > 1 and not layer.slices:
         raise PackageError(f"{place}: output of {layer.y} x {layer.x} positions without a layout")
+    if len(layer.shape) > MAX_DIMENSIONS:
+        raise PackageError(f"{place}: shape has {len(layer.shape)} dimensions, the limit is {MAX_DIMENSIONS}")
     if layer.shape and math.prod(end - start + 1 for start, end in layer.shape) != layer.y * layer.x * layer.z:
         raise PackageError(f"{place}: shape {layer.shape} is not that of {layer.y} x {layer.x} x {layer.z} elements")
     if layer.slices:

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from coral.package.check import MAX_DIMENSIONS
 from coral.package.flatbuffer import Reader, Record, Span, parse_schema
 from coral.package.program import PackageError
 
 IDENTIFIER = b"TFL3"
 CUSTOM = 32
 """Builtin code of custom operators."""
-MAX_DIMENSIONS = 16
 
 SCHEMA = parse_schema("""
     table Model
@@ -239,8 +239,10 @@ def _tensor(reader: Reader, record: Record, buffers: list[memoryview]) -> Tensor
     if index >= len(buffers):
         raise reader.error(place, f"buffer {index} of {len(buffers)}")
     if dtype is not None and len(buffers[index]):
+        if len(shape) > MAX_DIMENSIONS or min(shape, default=1) < 0:
+            raise reader.error(place, f"shape {shape} has a negative or more than {MAX_DIMENSIONS} dimensions")
         size = dtype.itemsize * math.prod(shape)
-        if size != len(buffers[index]) or min(shape, default=1) < 0 or len(shape) > MAX_DIMENSIONS:
+        if size != len(buffers[index]):
             raise reader.error(place, f"shape {shape} of {dtype} needs {size} bytes, it has {len(buffers[index])}")
         data = np.frombuffer(buffers[index], dtype).reshape(shape)
     return Tensor(

@@ -14,7 +14,13 @@ from coral import CoralError
 
 
 class PackageError(CoralError):
-    """A file or program that is damaged or contradicts itself; the message names table, field and value."""
+    """A file or program that is damaged or contradicts itself; the message names table, field and value.
+
+    Long messages are cut: names and lists in them come from strangers.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message if len(message) <= 400 else f"{message[:400]}...")
 
 
 class Kind(IntEnum):
