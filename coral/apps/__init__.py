@@ -1,0 +1,1 @@
+"""Implementations of the commands of ``coral``, one module each, imported when the command runs."""

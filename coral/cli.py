@@ -1,0 +1,96 @@
+"""The command line ``coral``, also ``python -m coral``.
+
+A command is one function here that imports its implementation, ``coral/apps/<command>.py``, when it runs: that keeps
+the start fast and ``--help`` free of heavy imports. A group such as ``coral isa`` is a ``typer.Typer`` in ``app``.
+A ``CoralError`` becomes its sentence on stderr and exit code 1; wrong usage exits with 2.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coral import CoralError, __version__
+
+app = typer.Typer(
+    name="coral",
+    help="tinygrad on the Google Coral USB Accelerator: tools for its programs, files and sticks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+isa_app = typer.Typer(help="The instruction set.", no_args_is_help=True)
+app.add_typer(isa_app, name="isa")
+
+InputFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, show_default=False)]
+InputPaths = Annotated[list[Path], typer.Argument(exists=True, readable=True, show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(f"tinycoral {__version__}")
+
+
+@app.command()
+def info(file: InputFile, as_json: AsJson = False) -> None:
+    """Show what a compiled model, an uncompiled one or a bare program holds."""
+    from coral.apps.info import info
+
+    info(file, as_json)
+
+
+@app.command()
+def disasm(
+    file: InputFile,
+    only: Annotated[int | None, typer.Option(min=0, help="Only the bitstream of this number.")] = None,
+) -> None:
+    """Print the instructions of a *_edgetpu.tflite or *.coral FILE, one per line.
+
+    What is printed for one bitstream is what "coral asm" reads.
+    """
+    from coral.apps.disasm import disasm
+
+    disasm(file, only)
+
+
+@app.command()
+def asm(
+    file: InputFile,
+    out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="File to write, for example x.coral.")],
+) -> None:
+    """Assemble the text of one bitstream, as "coral disasm" prints it."""
+    from coral.apps.asm import asm
+
+    asm(file, out)
+
+
+@isa_app.command("check")
+def isa_check(paths: InputPaths, as_json: AsJson = False) -> None:
+    """Prove that every instruction of the files, or of all programs in the folders, is understood.
+
+    Decodes and re-encodes each instruction through its fields and through its text, looks for bits that nothing names,
+    and checks frame, length, sequence numbers and the rules of the instruction set. Exit code 1 if anything fails.
+    """
+    from coral.apps.isa_check import isa_check
+
+    if not isa_check(paths, as_json):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run the command line; the process ends here."""
+    try:
+        app()
+    except (CoralError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail as well
+        else:
+            print(f"coral: {error}", file=sys.stderr)
+        sys.exit(1)
