@@ -77,4 +77,6 @@ def quantise_expression(x: Tensor, scale: float, zero_point: int) -> Tensor:
 
 def dequantise_expression(codes: Tensor, scale: float, zero_point: int) -> Tensor:
     """Real values of uint8 codes: ``f32(codes - zero_point) * scale``, float32, not realised."""
-    return (codes.cast(dtypes.float32) - zero_point) * float(numerics.f32(scale))
+    step = float(numerics.f32(scale))
+    # No value is below the bound. It keeps devices from contracting this product with an addition that follows it.
+    return ((codes.cast(dtypes.float32) - zero_point) * step).maximum(float(numerics.f32(-zero_point * step)))

@@ -63,7 +63,7 @@ def codes_behind(x: Tensor, scale: float, zero_point: int) -> Tensor | None:
     """
     for stage in peel(x):
         codes = stage.node
-        while codes.op in (Ops.MUL, Ops.ADD, Ops.CAST) and codes.dtype == dtypes.float32:
+        while codes.op in (Ops.MAX, Ops.MUL, Ops.ADD, Ops.CAST) and codes.dtype == dtypes.float32:
             codes = codes.src[0]
         if codes.dtype == dtypes.uint8 and dequantise_expression(Tensor(codes), scale, zero_point).uop is stage.node:
             for movement in reversed(stage.movements):

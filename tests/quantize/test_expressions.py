@@ -91,8 +91,11 @@ def test_quantise_next_to_rounding_boundaries(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_dequantise(device: str) -> None:
     every = np.arange(256, dtype=np.uint8)
-    got = dequantise_expression(on(device, every), 0.037, 77).numpy()
-    assert np.array_equal(got, (every.astype(np.float32) - 77) * np.float32(0.037))
+    a = dequantise_expression(on(device, every), 0.037, 77)
+    b = dequantise_expression(on(device, every), 0.0191, 200)
+    reals = [(every.astype(np.float32) - z) * np.float32(s) for z, s in ((77, 0.037), (200, 0.0191))]
+    assert np.array_equal(a.numpy(), reals[0])
+    assert np.array_equal((a + b).numpy(), reals[0] + reals[1])  # no fused multiply-add with what follows
 
 
 def test_integer_inputs_are_quantised_as_numbers() -> None:
