@@ -19,6 +19,8 @@ from coral.codegen.machine import WORD_BYTES
 from coral.package.program import Base, Bitstream, DmaHint, InstructionHint, InterruptHint, Kind, Layer, Program
 
 __all__ = [
+    "INPUT",
+    "OUTPUT",
     "RESIDENT_TOKEN",
     "FcQuant",
     "FcShape",

@@ -1,0 +1,90 @@
+"""The one place that wires a stick, its driver and the runtime together. Source: docs/runtime.md, section Devices."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal
+
+from coral import CoralError
+from coral.driver import Stick, clock_name, firmware, open_stick
+from coral.runtime import Runtime
+
+if TYPE_CHECKING:
+    from coral.stick import SoftwareStick, StickBus
+
+MAX_SIMULATED = 16
+
+_lock = threading.RLock()
+_runtimes: dict[tuple[str, int], tuple[Runtime, Stick]] = {}
+_simulated: list[SoftwareStick] = []
+_bus: list[StickBus] = []
+
+
+class DeviceError(CoralError):
+    """A device that does not exist or is in use in another way; the message says which are possible."""
+
+
+def open_runtime(kind: Literal["usb", "sim"], index: int = 0, *, clock: str | None = None) -> Runtime:
+    """The runtime of stick ``index``: on USB by bus and port, or simulated in this process. One per stick and process,
+    opened on first use and closed at exit.
+
+    ``clock`` is max, std, medium or low (default: CORAL_CLOCK, else std). DeviceError for another kind, index or clock
+    than possible; DriverErrors of opening (NoStick, StickBusy, NoFirmware, ...) pass through.
+    """
+    if kind not in ("usb", "sim"):
+        raise DeviceError(f"there is no kind of device {kind!r}, only 'usb' and 'sim'")
+    wanted = clock_name(clock)
+    with _lock:
+        runtime, stick = _runtimes.get((kind, index), (None, None))
+        if runtime is None or stick is None or runtime.closed:
+            stick = _open_usb(index, wanted) if kind == "usb" else _open_simulated(index, wanted)
+            runtime = Runtime(stick)
+            _runtimes[kind, index] = runtime, stick
+        elif clock is not None and stick.clock != wanted:
+            raise DeviceError(
+                f"stick {index} ({kind}) is open at clock {stick.clock!r}; close it before opening it at {wanted!r}"
+            )
+        return runtime
+
+
+def simulated_stick(index: int = 0) -> SoftwareStick:
+    """Simulated stick ``index`` of this process, made on first use; DeviceError for an index outside 0..15."""
+    from coral.stick import SoftwareStick
+
+    if not 0 <= index < MAX_SIMULATED:
+        raise DeviceError(f"simulated stick {index}: a process has 0..{MAX_SIMULATED - 1}")
+    with _lock:
+        while len(_simulated) <= index:
+            _simulated.append(SoftwareStick())
+        return _simulated[index]
+
+
+def _open_usb(index: int, clock: str) -> Stick:
+    from coral.driver.libusb import LibusbBus
+
+    found = firmware.find()
+    return open_stick(LibusbBus(), index=index, clock=clock, firmware=found[0] if found else None)
+
+
+def _open_simulated(index: int, clock: str) -> Stick:
+    from coral.stick import StickBus, stand_in_firmware
+
+    simulated_stick(index)
+    if not _bus:
+        _bus.append(StickBus([]))
+    _bus[0].sticks = _simulated
+    return open_stick(_bus[0], index=index, clock=clock, firmware=stand_in_firmware(), check_firmware_hash=False)
+
+
+def close_all() -> None:
+    """Closes every runtime that is open; runs at exit."""
+    with _lock:
+        for runtime, _ in _runtimes.values():
+            with suppress(CoralError):
+                runtime.close()
+        _runtimes.clear()
+
+
+atexit.register(close_all)
