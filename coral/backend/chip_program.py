@@ -25,6 +25,7 @@ from coral.backend.memory import HostBuffer
 
 if TYPE_CHECKING:
     from coral.backend.device import CORALDevice
+    from coral.runtime import LinearSpec
 
 MAGIC = "//coral chip program 1\n"
 
@@ -58,6 +59,15 @@ class LinearKernel:
         """The inverse of :meth:`to_source`."""
         return cls(**json.loads(source.decode().removeprefix(MAGIC)))
 
+    def spec(self) -> LinearSpec:
+        """The layer as the runtime knows it.
+
+        :raises CoralError: no chip program computes such a layer; the message has the limit and the number
+        """
+        from coral.runtime import LinearSpec
+
+        return LinearSpec(self.n, self.k, self.in_zp, self.w_zp, self.out_zp, self.mult, self.lo, self.hi)
+
     def largest_accumulator(self, bias_magnitude: int) -> int:
         """Bound of ``|accumulator|`` when no bias exceeds ``bias_magnitude``."""
         return self.k * max(self.in_zp, 255 - self.in_zp) * max(self.w_zp, 255 - self.w_zp) + bias_magnitude
@@ -79,20 +89,9 @@ class ChipProgram(Program["CORALDevice"]):
     """One selected layer, ready to run on its device's chip."""
 
     def __init__(self, dev: CORALDevice, obj: TinyELF):
-        from coral.runtime import LinearSpec
-
         self.dev = dev
-        self.kernel = kernel = LinearKernel.from_source(obj.lib)
-        self.spec = LinearSpec(
-            n=kernel.n,
-            k=kernel.k,
-            in_zp=kernel.in_zp,
-            w_zp=kernel.w_zp,
-            out_zp=kernel.out_zp,
-            mult=kernel.mult,
-            lo=kernel.lo,
-            hi=kernel.hi,
-        )
+        self.kernel = LinearKernel.from_source(obj.lib)
+        self.spec = self.kernel.spec()
 
     def __call__(
         self,

@@ -40,8 +40,8 @@ class USBIface:
             self.runtime = open_runtime("usb", index)
         except CoralError as error:
             raise DeviceUnavailable(
-                f"{dev.device}: {error} Plug the stick in and run `coral doctor`, or set MOCKCORAL=1 to use the "
-                "simulated stick."
+                f"{dev.device}: {str(error).rstrip('.')}. Plug the stick in; `coral doctor` tells what is wrong; "
+                "MOCKCORAL=1 uses the simulated stick."
             ) from error
 
     def device_fini(self) -> None:
@@ -92,9 +92,9 @@ class CORALDevice(Compiled):
         else:
             # tinygrad would try one after the other: a missing stick must not become a simulated one.
             self.ifaces = [SIMIface if os.environ.get("MOCKCORAL", "0") not in ("", "0") else USBIface]
-        renderer = self.renderer
+        _ = self.renderer  # a missing compiler is reported before a stick is touched
         self.iface: USBIface | SIMIface = self._select_iface(device)
-        if not selection.self_test(device, renderer.target):
+        if not selection.self_test(device):
             warnings.warn(
                 f"{device}: this tinygrad lowers the quantised linear layer in a way coral does not recognise, so "
                 "every kernel will run on the host; tinycoral is made for tinygrad 0.14.0",

@@ -185,3 +185,26 @@ def test_accumulator_that_leaves_int32_is_computed_on_the_host(chip, cpu: str) -
     data = Data(np.full((2, 8), 255, np.uint8), np.full((3, 8), 255, np.uint8), np.array([2**31 - 1, 5, -5], np.int32))
     assert np.array_equal(answer("CORAL", layer, data), answer(cpu, layer, data))
     assert (stats().chip_programs, stats().host_programs, stats().host_fallbacks) == (0, 1, 1)
+
+
+def test_more_outputs_than_one_program_has(chip) -> None:
+    """N is the runtime's affair: it splits a layer over programs."""
+    data = random_data(np.random.default_rng(0), (1,), 4100, 5, bias=True)
+    layer = Layer(100, 127, 0.01, 0, 255, 128)
+    assert np.array_equal(answer("CORAL", layer, data), _numpy_layer(layer, data))
+    assert (stats().chip_programs, chip.calls[0][0].n) == (1, 4100)
+
+
+def test_more_inputs_than_a_program_has_stay_on_the_host(
+    chip, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CORAL_DEBUG", "1")
+    layer = Layer(100, 127, 2.0**-14, 0, 255, 128)
+    for k, place in ((4096, "chip"), (4097, "host")):
+        data = random_data(np.random.default_rng(0), (1,), 2, k, bias=True)
+        assert np.array_equal(answer("CORAL", layer, data), _numpy_layer(layer, data))
+        debug = capfd.readouterr().err
+        assert debug.startswith(f"coral: {place} ")
+    assert "4097" in debug
+    assert "4096" in debug
+    assert (stats().chip_programs, stats().host_programs) == (1, 1)
