@@ -100,7 +100,7 @@ def test_logistic_of_every_code(corpus: Path) -> None:
         exact = 256 / (1 + np.exp(-np.clip(acc * np.float64(op.mult), op.clamp_min, op.clamp_max)))
         wrong = got != np.minimum(np.rint(exact), 255)
         assert np.all(np.abs(exact[wrong] % 1 - 0.5) < 0.008)
-        assert len(np.unique(got)) > 60
+        assert len(np.unique(got)) > 30
         differing += np.count_nonzero(wrong)
     assert differing == 1
 
