@@ -72,9 +72,11 @@ def search_library(path: Path) -> bytes | None:
     return None
 
 
-def installed_libraries(patterns: Iterable[str] = LIBRARY_PATTERNS) -> list[Path]:
+def installed_libraries() -> list[Path]:
     """Copies of libedgetpu in the usual places."""
-    return sorted(path for pattern in patterns for path in Path("/").glob(pattern.lstrip("/")) if path.is_file())
+    return sorted(
+        path for pattern in LIBRARY_PATTERNS for path in Path("/").glob(pattern.lstrip("/")) if path.is_file()
+    )
 
 
 def from_libraries(libraries: Iterable[Path] | None = None) -> tuple[bytes, Path] | None:

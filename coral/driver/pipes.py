@@ -169,6 +169,9 @@ class Pipes:
         events = [(number, self.read(EVENTS, EVENT_BYTES)) for number in segment.events]
         writer = _Writer(self, segment.outs, buffers)
         deadline = clock.now() + self._stall_timeout_s
+        reader.take()
+        if segment is prepared.segments[0] and (reader.received or any(e.status == "done" for _, e in events)):
+            raise TransferFailed("an answer came before the program was sent: an earlier program sent more than it has")
         while True:
             progress = writer.send() | reader.take()
             reader.ask()

@@ -36,8 +36,9 @@ class HostController:
 
     def submit(self, transfer: HostTransfer) -> None:
         """Queues behind earlier transfers of the same endpoint and tries at once."""
-        self.pending.setdefault(transfer.endpoint, deque()).append(transfer)
-        self.pump()
+        queue = self.pending.setdefault(transfer.endpoint, deque())
+        queue.append(transfer)
+        self._advance(queue)
 
     def cancel(self, transfer: HostTransfer) -> None:
         """Ends a pending transfer; what it has received stays in it."""
@@ -48,14 +49,14 @@ class HostController:
     def pump(self) -> None:
         """Retries the oldest transfer of every endpoint until none moves."""
         for queue in list(self.pending.values()):
-            while queue:
-                transfer = queue[0]
-                status = self._step(transfer)
-                if status == "pending":
-                    break
-                if transfer in queue:
-                    queue.remove(transfer)
-                self._finish(transfer, status)
+            self._advance(queue)
+
+    def _advance(self, queue: deque[HostTransfer]) -> None:
+        while queue:
+            status = self._step(queue[0])
+            if status == "pending":
+                break
+            self._finish(queue.popleft(), status)
 
     @property
     def gone(self) -> bool:
