@@ -269,7 +269,7 @@ def _options(reader: Reader, operator: Record, place: str) -> dict[str, Any]:
     table = kind()
     try:
         table.Init(reader.data, position)
-        return {field: _readable(field, getattr(table, accessor)()) for field, accessor in accessors.items()}
+        return {field: _readable(field, accessor, getattr(table, accessor)()) for field, accessor in accessors.items()}
     except DAMAGE as error:
         raise reader.error(place, f"damaged {name}: {error}") from None
 
@@ -290,10 +290,10 @@ def _accessors(name: str) -> tuple[type, dict[str, str]]:
     return kind, accessors
 
 
-def _readable(field: str, value: Any) -> Any:
+def _readable(field: str, accessor: str, value: Any) -> Any:
     enum = {"fused_activation_function": "ActivationFunctionType", "padding": "Padding"}.get(field)
     if enum:
         return _labels(enum)[value]
-    if isinstance(value, np.ndarray):
-        return tuple(value.tolist())
+    if accessor.endswith("AsNumpy"):
+        return tuple(value.tolist()) if isinstance(value, np.ndarray) else ()  # 0 stands for an absent vector
     return value.decode() if isinstance(value, bytes) else value
