@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from coral import isa
 from coral.codegen.builder import Builder, mesh_counters
 from coral.codegen.machine import (
+    ALL_TILES,
     BIAS_ENTRY,
     GROUP,
     INPUT_STAGING_UNITS,
@@ -273,6 +274,30 @@ def load_scaling(b: Builder, tiles: int, row: int, groups: int, *, row_step: int
 
 
 # mesh
+
+
+def identity_row(b: Builder, word: int, row: int) -> None:
+    """A row whose column c passes on byte c of a word: four fills of narrow memory at ``word``, packed into ``row``."""
+    for byte in range(WORD_BYTES):
+        last = byte == WORD_BYTES - 1
+        b.emit(
+            isa.MeshNorth,
+            tile_mask=ALL_TILES,
+            dst=Walk(word + byte, [1], [1], nz_mask=0),
+            fill_en=1,
+            fill_value=1 << 8 * byte,
+            sig_dst=1 if last else None,
+        )
+    came_in, _ = mesh_counters(isa.MeshNorth)
+    b.emit(
+        isa.N2w,
+        tile_mask=ALL_TILES,
+        src=Walk(word, [1], [WORD_BYTES]),
+        dst=Walk(row, [1], [1], nz_mask=0),
+        sig_dst=1,
+        waits=[Wait(came_in, b.count(came_in, ALL_TILES), level=1, step=0)],
+        pack_level=1,
+    )
 
 
 def mesh_send(b: Builder, mesh: type[isa.Instruction], tile: int, word: int, words: int, *, count: bool) -> None:

@@ -13,9 +13,10 @@ import numpy as np
 
 from coral.codegen.builder import V14, V16
 from coral.codegen.errors import CodegenError, ShapeError
-from coral.codegen.fc_execution import INPUT, OUTPUT, caching_bitstream, execution_bitstream
+from coral.codegen.fc_execution import caching_bitstream, execution_bitstream
 from coral.codegen.fc_plan import FcPlan, FcQuant, FcShape, Header
 from coral.codegen.machine import WORD_BYTES
+from coral.codegen.stream import INPUT, OUTPUT
 from coral.package.program import Base, Bitstream, DmaHint, InstructionHint, InterruptHint, Kind, Layer, Program
 
 __all__ = [

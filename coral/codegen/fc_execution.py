@@ -8,29 +8,23 @@ from __future__ import annotations
 from itertools import groupby
 
 from coral import isa
-from coral.codegen import blocks
+from coral.codegen import blocks, stream
 from coral.codegen.blocks import Piece
-from coral.codegen.builder import N2W_UNIT, RESET_COUNTERS, V14, Builder
+from coral.codegen.builder import RESET_COUNTERS, V14, Builder
 from coral.codegen.fc_plan import SEND_FIFO_ROW, FcPlan
 from coral.codegen.gather import mesh_gather
 from coral.codegen.machine import (
     COLUMNS,
     FORWARD_FIFO_ROW,
     GROUP,
-    INPUT_UNIT_BYTES,
     OUTPUT_FIFO_ROW,
-    ROW_BYTES,
     ROW_UNITS,
     WORD_BYTES,
-    ceil_div,
     mask_of,
     round_up,
 )
-from coral.isa import ScalarCounter, TileCounter, Wait, Walk
+from coral.isa import TileCounter, Wait, Walk
 from coral.package.program import Bitstream
-
-INPUT, OUTPUT = "x", "y"
-"""Names of the two layers."""
 
 
 def caching_bitstream(p: FcPlan) -> Bitstream:
@@ -67,47 +61,6 @@ def execution_bitstream(p: FcPlan) -> Bitstream:
     return _execution_v14(p) if p.style is V14 else _execution_v16(p)
 
 
-def _begin(p: FcPlan) -> Builder:
-    """Up to the host DMA of the input."""
-    b = Builder(p.style)
-    b.prologue()
-    b.scalar_fence(ctr_mask=1 << ScalarCounter.AVDATA_POP | 1 << ScalarCounter.AVDATA_INFEED)
-    b.handshake()
-    b.fence(units=N2W_UNIT)
-    b.input_address(INPUT)
-    blocks.pop_input(b, p.input_bytes)
-    b.input_dma(p.input_bytes)
-    return b
-
-
-def _feed_rows(b: Builder, p: FcPlan) -> None:
-    """Input packets to each group of up to four input tiles, which takes its own pieces out of them."""
-    group_bytes = COLUMNS * p.shape.piece_bytes
-    pieces = p.inputs.pieces
-    for first in range(0, pieces, COLUMNS):
-        tiles = mask_of(p.first_input_tile + t for t in range(first, min(first + COLUMNS, pieces)))
-        offset = first * p.shape.piece_bytes
-        size = min(group_bytes, p.input_bytes - offset)
-        blocks.scatter_receive(b, tiles, p.shape.packets, ceil_div(size, ROW_BYTES))
-        blocks.infeed_input(b, offset, size, tiles)
-    b.drain()
-    b.reset()
-
-
-def _output(b: Builder, p: FcPlan, packs: list[tuple[int, int, int]]) -> None:
-    """Results to the host: ``packs`` = (tile mask, byte address, size) of the moves to the output FIFOs."""
-    b.output_address(OUTPUT)
-    for tiles, address, size in packs:
-        blocks.pack(b, tiles, address // WORD_BYTES, size)
-    b.output_dma(p.output_bytes)
-    for t, tile in enumerate(p.compute_tiles()):
-        size = p.shape.tile_outputs(t)
-        blocks.outfeed(b, round_up(size, INPUT_UNIT_BYTES))
-        blocks.ring_send(b, tile, size)
-    b.output_wait()
-    b.epilogue()
-
-
 def _channels(outputs: int, groups: int) -> dict[str, int]:
     """Channels per group of a tile, minus one, and of its last group; written in whole words."""
     last = round_up(outputs - GROUP * (groups - 1), WORD_BYTES)
@@ -134,13 +87,9 @@ def _quantisation(p: FcPlan) -> dict[str, float]:
 def _execution_v14(p: FcPlan) -> Bitstream:
     s = p.shape
     x, y, inputs = p.narrow.x, p.narrow.y, p.inputs
-    b = _begin(p)
-    for t in range(inputs.pieces):
-        offset = t % COLUMNS * s.piece_bytes
-        size = min(s.piece_bytes, s.k - t * s.piece_bytes)
-        piece = Piece(1 << p.first_input_tile + t, offset, size, inputs.word(t))
-        blocks.scatter_unpack(b, piece, s.packets, x // WORD_BYTES, levels=2)
-    _feed_rows(b, p)
+    b = stream.begin(p.style, s.k)
+    stream.unpack_pieces(b, inputs)
+    stream.feed_rows(b, inputs)
     if inputs.pieces > 1:
         mesh_gather(b, inputs, p.narrow.transit)
     b.pause()
@@ -161,8 +110,9 @@ def _execution_v14(p: FcPlan) -> Bitstream:
         _op_v14(b, p, t, y + t * tile_bytes)
     b.reset()
     b.handshake()
-    tiles = p.compute_tiles()
-    _output(b, p, [(1 << tile, y + t * tile_bytes, s.tile_outputs(t)) for t, tile in enumerate(tiles)])
+    shares = [(tile, s.tile_outputs(t)) for t, tile in enumerate(p.compute_tiles())]
+    packs = [(1 << tile, y + t * tile_bytes, size) for t, (tile, size) in enumerate(shares)]
+    stream.output(b, s.n, packs, shares)
     return b.finish()
 
 
@@ -204,10 +154,10 @@ def _execution_v16(p: FcPlan) -> Bitstream:
     """Every input tile sends its piece to all compute tiles over the ring; tiles with equal work share an op."""
     s = p.shape
     inputs, received = p.inputs, p.narrow.transit // WORD_BYTES
-    b = _begin(p)
+    b = stream.begin(p.style, s.k)
     for piece in _column_pieces(p, received):
         blocks.scatter_unpack(b, piece, s.packets, received, levels=1)
-    _feed_rows(b, p)
+    stream.feed_rows(b, inputs)
     b.handshake()
     computing = mask_of(p.compute_tiles())
     for t in range(inputs.pieces):
@@ -231,7 +181,8 @@ def _execution_v16(p: FcPlan) -> Bitstream:
     b.reset()
     b.fence(RESET_COUNTERS, token=True)
     b.handshake()
-    _output(b, p, [(mask, p.narrow.y, outputs) for mask, _, outputs in classes])
+    shares = [(tile, s.tile_outputs(t)) for t, tile in enumerate(p.compute_tiles())]
+    stream.output(b, s.n, [(mask, p.narrow.y, outputs) for mask, _, outputs in classes], shares)
     return b.finish()
 
 

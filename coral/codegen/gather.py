@@ -11,7 +11,7 @@ from itertools import groupby
 from coral import isa
 from coral.codegen import blocks
 from coral.codegen.builder import MESH_COUNTERS, Builder
-from coral.codegen.machine import ALL_TILES, COLUMNS, TILES, WORD_BYTES, ceil_div, mask_of
+from coral.codegen.machine import ALL_TILES, COLUMNS, ROW_BYTES, TILES, WORD_BYTES, ceil_div, mask_of
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class Spread:
     def pieces(self) -> int:
         """Tiles that hold a piece."""
         return ceil_div(self.size_bytes, self.piece_bytes)
+
+    @property
+    def packets(self) -> int:
+        """Ring packets of the whole."""
+        return ceil_div(self.size_bytes, ROW_BYTES)
 
     def words(self, piece: int, pieces: int = 1) -> int:
         """Words of ``pieces`` consecutive pieces; the last one of all may be short."""

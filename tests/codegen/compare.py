@@ -11,8 +11,8 @@ def first_difference(ours: bytes, theirs: bytes) -> str:
         return ""
     a, b = isa.decode(ours), isa.decode(theirs)
     for index, (mine, other) in enumerate(zip(a, b, strict=False)):
-        if mine.instruction == other.instruction:
-            continue
+        if mine.instruction == other.instruction or (index == 0 and len(ours) != len(theirs)):
+            continue  # a length that differs says less than what was left out or added
         where = f"instruction {index}, word {mine.word}"
         if type(mine.instruction) is not type(other.instruction):
             return f"{where}: ours {mine.instruction!r}\ntheirs {other.instruction!r}"

@@ -113,8 +113,10 @@ def test_ops_of_matmul_256(corpus):
 
 
 def test_difference_names_instruction_and_field():
-    a = isa.encode([isa.Halt(code=4), isa.End()])
+    a = isa.encode([isa.Start(), isa.Halt(code=4), isa.End()])
     assert first_difference(a, a) == ""
-    assert "halt: code 1 instead of 4" in first_difference(isa.encode([isa.Halt(code=1), isa.End()]), a)
-    assert "2 instructions instead of 3" in first_difference(a, a + isa.End().to_bytes())
+    other = isa.encode([isa.Start(), isa.Halt(code=1), isa.End()])
+    assert "instruction 1, word 1, halt: code 1 instead of 4" in first_difference(other, a)
+    assert "ours End" in first_difference(isa.encode([isa.Start(), isa.End()]), a)
+    assert "3 instructions instead of 4" in first_difference(a, a + isa.End().to_bytes())
     assert blocks.signed16(0xFFFF) == -1
