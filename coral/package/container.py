@@ -148,17 +148,21 @@ class Package:
 
     @property
     def execution(self) -> Program:
-        """The program that computes: the stand-alone one where there is one (or only one), else the execution-only."""
+        """The program that computes: the only one, or the stand-alone one where there is one, or the execution-only."""
         if len(self.programs) == 1:
             return self.programs[0]
-        by_kind = {program.kind: program for program in self.programs}
-        return by_kind.get(Kind.STAND_ALONE) or by_kind[Kind.EXECUTION_ONLY]
+        for kind in (Kind.STAND_ALONE, Kind.EXECUTION_ONLY):
+            for program in self.programs:
+                if program.kind is kind:
+                    return program
+        raise PackageError(f"none of {[program.kind.name for program in self.programs]} computes anything")
 
     @property
     def caching(self) -> Program | None:
         """The program that loads the parameters which ``execution`` needs, if it needs one."""
-        by_kind = {program.kind: program for program in self.programs}
-        return by_kind.get(Kind.PARAMETER_CACHING) if self.execution.kind is Kind.EXECUTION_ONLY else None
+        if self.execution.kind is not Kind.EXECUTION_ONLY:
+            return None
+        return next((program for program in self.programs if program.kind is Kind.PARAMETER_CACHING), None)
 
     def check(self) -> None:
         """Raises PackageError where a program, or their combination, contradicts itself."""
