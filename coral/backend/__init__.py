@@ -8,6 +8,7 @@ from coral.backend.counters import Stats, reset_stats, stats
 from coral.backend.device import CORALDevice
 from coral.backend.errors import BackendError, DeviceUnavailable, HostCompilerMissing
 
+selection_off = selection.selection_off
 selection.install()
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "HostCompilerMissing",
     "Stats",
     "reset_stats",
+    "selection_off",
     "stats",
 ]

@@ -9,6 +9,7 @@ import functools
 import os
 import platform
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tinygrad.device import Compiled
@@ -108,10 +109,17 @@ class CORALDevice(Compiled):
 
     def _select_renderer(self) -> Renderer:
         try:
-            return super()._select_renderer()
+            renderer = super()._select_renderer()
         except ExceptionGroup as group:
             reasons = "; ".join(str(error) for error in group.exceptions)
             raise HostCompilerMissing(
                 f"{self.device}: no compiler for host kernels. Install the package clang (Debian, Ubuntu: apt-get "
                 f"install clang). Tried: {reasons}"
             ) from group
+        if selection.enabled():
+            return renderer
+        target = replace(renderer.target, indices=selection.HOST_ONLY)
+        key = (type(renderer), target)
+        if key not in self.cached_renderer:
+            self.cached_renderer[key] = type(renderer)(target)
+        return self.cached_renderer[key]

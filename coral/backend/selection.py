@@ -12,7 +12,8 @@ import os
 import struct
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import tinygrad.codegen
@@ -25,6 +26,27 @@ from tinygrad.uop.ops import AxisType, KernelInfo, UOp
 from coral import CoralError
 from coral.backend.chip_program import LinearKernel, chip_program
 from coral.quantize.expressions import qlinear_expression
+
+HOST_ONLY = "host-only"
+"""``Target.indices`` of a renderer that must not select: part of tinygrad's cache key, and it travels to workers."""
+
+_times_off = 0
+
+
+def enabled() -> bool:
+    """Whether kernels may go to the chip: not inside :func:`selection_off`, nor with CORAL_SELECT=0."""
+    return not _times_off and os.environ.get("CORAL_SELECT", "1") != "0"
+
+
+@contextmanager
+def selection_off() -> Iterator[None]:
+    """Inside, kernels that are compiled or fetched run on the host; a TinyJit keeps what it has captured."""
+    global _times_off
+    _times_off += 1
+    try:
+        yield
+    finally:
+        _times_off -= 1
 
 
 @dataclass(frozen=True)
@@ -50,8 +72,8 @@ class _Layer:
 
 def select(ast: UOp, target: Target) -> Selection:
     """Decides about one scheduled kernel. Never raises and opens no device: it also runs in compile workers."""
-    if os.environ.get("CORAL_SELECT", "1") == "0":
-        return Selection(None, "CORAL_SELECT=0")
+    if target.indices == HOST_ONLY:
+        return Selection(None, "selection is switched off")
     try:
         layer = _read_hints(ast)
         _prove(ast, layer)

@@ -13,7 +13,7 @@ import pytest
 from tinygrad import Tensor, dtypes
 
 from backend.layers import Data, answer
-from coral.backend import stats
+from coral.backend import reset_stats, selection_off, stats
 
 IN_ZP, W_ZP, OUT_ZP, MULT = 3, 130, 128, 2.0**-9
 ROWS, N, K = 6, 6, 24
@@ -233,15 +233,24 @@ def test_sum_too_long_for_int32_stays_on_the_host(chip, cpu: str) -> None:
     assert stats().chip_programs == 0
 
 
-def test_selection_switched_off(chip, cpu: str, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tinygrad.codegen import to_program_cache
+def test_selection_switched_off_and_on(chip, cpu: str, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both switches act at once, although tinygrad caches the programs of both kinds."""
 
     def layer(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         return _finish(_acc(x, w, b))
 
-    monkeypatch.setenv("CORAL_SELECT", "0")
-    to_program_cache.clear()
-    got = answer("CORAL", layer, data)
-    to_program_cache.clear()
-    assert (stats().chip_programs, stats().host_programs) == (0, 1)
-    assert np.array_equal(got, answer(cpu, layer, data))
+    want = answer(cpu, layer, data)
+
+    def places() -> tuple[int, int]:
+        reset_stats()
+        assert np.array_equal(answer("CORAL", layer, data), want)
+        return stats().chip_programs, stats().host_programs
+
+    for _ in range(2):
+        assert places() == (1, 0)
+        with selection_off(), selection_off():
+            assert places() == (0, 1)
+        assert places() == (1, 0)
+        monkeypatch.setenv("CORAL_SELECT", "0")
+        assert places() == (0, 1)
+        monkeypatch.delenv("CORAL_SELECT")
