@@ -12,24 +12,6 @@ DEFAULT_BLOCK_BYTES = 256
 MAX_UPLOAD_BLOCKS = 512
 CONFIGURATION_BYTES = 521
 
-STATUS_NAMES = {
-    1: "errTARGET",
-    2: "errFILE",
-    3: "errWRITE",
-    4: "errERASE",
-    5: "errCHECK_ERASED",
-    6: "errPROG",
-    7: "errVERIFY",
-    8: "errADDRESS",
-    9: "errNOTDONE",
-    10: "errFIRMWARE",
-    11: "errVENDOR",
-    12: "errUSBR",
-    13: "errPOR",
-    14: "errUNKNOWN",
-    15: "errSTALLEDPKT",
-}
-
 
 def dfu_interface(configuration: bytes) -> tuple[int, int]:
     """(interface number, block size in bytes) out of a configuration descriptor; raises DfuFailed."""
@@ -82,9 +64,9 @@ def _send(link: Link, image: bytes, interface: int, block_bytes: int) -> None:
         answer = link.control_in(IN, GETSTATUS, 0, interface, 6)
         wanted = DOWNLOAD_IDLE if block else IDLE
         if len(answer) != 6 or answer[0] or answer[4] != wanted:
-            status = STATUS_NAMES.get(answer[0], "OK") if answer else "none"
             raise DfuFailed(
-                f"block {number} of {len(blocks)}: status {answer.hex() or 'empty'} ({status}), state {wanted} expected"
+                f"block {number} of {len(blocks)}: the answer is {answer.hex() or 'empty'}, expected are bStatus 0 "
+                f"and state {wanted} (docs/usb.md)"
             )
 
 

@@ -8,24 +8,9 @@ from coral.stick.errors import DeadlockViolation, DmaMismatch, Gone, NotStarted,
 from coral.stick.faults import Effect, Fault, FaultPlan, Kind
 from coral.stick.host import HostController, HostTransfer
 
+# fmt: off
 __all__ = [
-    "DeadlockViolation",
-    "DmaMismatch",
-    "Effect",
-    "Fault",
-    "FaultPlan",
-    "Gone",
-    "HostController",
-    "HostTransfer",
-    "Kind",
-    "NotStarted",
-    "ProtocolError",
-    "SoftwareStick",
-    "Stall",
-    "StickBus",
-    "StickError",
-    "Strictness",
-    "VirtualClock",
-    "boots",
-    "stand_in_firmware",
+    "DeadlockViolation", "DmaMismatch", "Effect", "Fault", "FaultPlan", "Gone", "HostController", "HostTransfer",
+    "Kind", "NotStarted", "ProtocolError", "SoftwareStick", "Stall", "StickBus", "StickError", "Strictness",
+    "VirtualClock", "boots", "stand_in_firmware",
 ]

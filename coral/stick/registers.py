@@ -27,23 +27,14 @@ class Register:
     effect: str = ""
 
 
+# fmt: off
 RUN_CONTROLS = {
-    "scalarCore": 0x44018,
-    "avDataPop": 0x44158,
-    "parameterPop": 0x44198,
-    "infeed": 0x441D8,
-    "outfeed": 0x44218,
-    "op": 0x400C0,
-    "narrowToWide": 0x40150,
-    "wideToNarrow": 0x40110,
-    "meshBus0": 0x40250,
-    "meshBus1": 0x40298,
-    "meshBus2": 0x402E0,
-    "meshBus3": 0x40328,
-    "ringBusConsumer0": 0x40190,
-    "ringBusConsumer1": 0x401D0,
-    "ringBusProducer": 0x40210,
+    "scalarCore": 0x44018, "avDataPop": 0x44158, "parameterPop": 0x44198, "infeed": 0x441D8, "outfeed": 0x44218,
+    "op": 0x400C0, "narrowToWide": 0x40150, "wideToNarrow": 0x40110,
+    "meshBus0": 0x40250, "meshBus1": 0x40298, "meshBus2": 0x402E0, "meshBus3": 0x40328,
+    "ringBusConsumer0": 0x40190, "ringBusConsumer1": 0x401D0, "ringBusProducer": 0x40210,
 }
+# fmt: on
 
 ALL = (1 << 64) - 1
 AWAKE, ASLEEP, STATUS_BITS = 0x404, 0x65C, 0xFFF
