@@ -222,10 +222,7 @@ def scatter_unpack(b: Builder, piece: Piece, packets: int, tensor_word: int, *, 
         src=src,
         dst=Walk(piece.word, [1], [words], slot_level=1, slot_stride=slot),
         sig_dst=0,
-        waits=[
-            Wait(TileCounter.RING_READ_A, 1, level=levels),
-            Wait(TileCounter.AVDATA, -1, level=levels, side=1),
-        ],
+        waits=[Wait(TileCounter.RING_READ_A, 1, level=levels), Wait(TileCounter.AVDATA, -1, level=levels, side=1)],
         unpack_level=2 if skip and levels == 1 else 1,
         **skip,
     )

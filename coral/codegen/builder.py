@@ -217,12 +217,7 @@ class Builder:
     def scalar(self, op: AluOp, dst: int, src: int = 0, imm: int = 0, *, register: bool = False, **fields: Any) -> None:
         """One ALU bundle; ``register``: ``imm`` is a register number."""
         self.emit(
-            isa.Scalar,
-            alu_op=op | (0 if register else IMMEDIATE),
-            alu_dst=dst,
-            alu_src=src,
-            alu_imm=imm,
-            **fields,
+            isa.Scalar, alu_op=op | (0 if register else IMMEDIATE), alu_dst=dst, alu_src=src, alu_imm=imm, **fields
         )
 
     def _sum(self, high: int, low: int, out_high: int, out_low: int, temporary: int) -> None:

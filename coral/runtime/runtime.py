@@ -133,12 +133,7 @@ class Runtime:
         self._closed = False
 
     def linear(
-        self,
-        spec: LinearSpec,
-        x: np.ndarray,
-        w: np.ndarray,
-        b: np.ndarray | None = None,
-        key: Hashable | None = None,
+        self, spec: LinearSpec, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, key: Hashable | None = None
     ) -> np.ndarray:
         """uint8 [M, N] of uint8 ``x`` [M, K], ``w`` uint8 [N, K] and ``b`` int32 [N]; one call of the chip per row.
 
