@@ -35,102 +35,91 @@ MIN_RUNTIME_VERSION = 12
 
 SCHEMA = parse_schema("""
     table Package closed
-        min_runtime_version: i32
-        serialized_multi_executable: bytes@4096
-        signature: bytes
-        keypair_version: i32
-        compiler_version: str
-        virtual_chip_id: i32
-        multi_chip_package: [SerializedPackage]
-        model_identifier: str
+        min_runtime_version:i32 serialized_multi_executable:bytes@4096 signature:bytes
+        keypair_version:i32 compiler_version:str virtual_chip_id:i32
+        multi_chip_package:[SerializedPackage] model_identifier:str
     table SerializedPackage closed
-        serialized_package: bytes
+        serialized_package:bytes
     table MultiExecutable closed
-        serialized_executables: [blob]@4096
+        serialized_executables:[blob]@4096
     table Executable closed
-        version: i32
-        name: str
-        serialized_model: bytes
-        batch_size: i32
-        scratch_size_bytes: i32
-        instruction_bitstreams: [InstructionBitstream]<
-        parameters: bytes@4096
-        dma_hints: DmaHints
-        input_layers: [Layer]<
-        output_layers: [Layer]<
-        chip: str
-        estimated_cycles: i32
-        used_narrow_memory_bytes_per_tile: i32
-        type: i16
-        parameter_caching_token: u64
-        use_tpu_dram_for_parameters: bool
-        estimated_cycles_64bit: i64
+        version:i32 name:str serialized_model:bytes batch_size:i32 scratch_size_bytes:i32
+        instruction_bitstreams:[InstructionBitstream]< parameters:bytes@4096 dma_hints:DmaHints
+        input_layers:[Layer]< output_layers:[Layer]< chip:str estimated_cycles:i32
+        used_narrow_memory_bytes_per_tile:i32 type:i16 parameter_caching_token:u64
+        use_tpu_dram_for_parameters:bool estimated_cycles_64bit:i64
     table InstructionBitstream closed
-        bitstream: bytes@16
-        field_offsets: [FieldOffset]
+        bitstream:bytes@16 field_offsets:[FieldOffset]
     table FieldOffset closed
-        meta: Meta
-        offset_bit: i32
+        meta:Meta offset_bit:i32
     table Meta closed
-        desc: i16
-        batch: i32
-        name: str
-        position: i16
+        desc:i16 batch:i32 name:str position:i16
     table DmaHints closed
-        hints: [DmaHint]
-        fully_deterministic: bool
+        hints:[DmaHint] fully_deterministic:bool
     table DmaHint closed
-        any_hint: DmaDescriptorHint|InstructionHint|InterruptHint|FenceHint
-        direction: i16
+        any_hint:DmaDescriptorHint|InstructionHint|InterruptHint|FenceHint direction:i16
     table DmaDescriptorHint closed
-        meta: Meta
-        offset_in_bytes: i32
-        size_in_bytes: i32
+        meta:Meta offset_in_bytes:i32 size_in_bytes:i32
     table InstructionHint closed
-        instruction_chunk_index: i32
+        instruction_chunk_index:i32
     table InterruptHint closed
-        type: i16
+        type:i16
     table FenceHint closed
     table Layer closed
-        name: str
-        size_bytes: i32
-        y_dim: i32
-        x_dim: i32
-        z_dim: i32
-        numerics: NumericsConstants
-        data_type: i16
-        any_layer: OutputLayer|InputLayer
-        execution_count_per_inference: i32
-        cache_on_dram: bool
-        shape: TensorShape
+        name:str size_bytes:i32 y_dim:i32 x_dim:i32 z_dim:i32 numerics:NumericsConstants
+        data_type:i16 any_layer:OutputLayer|InputLayer execution_count_per_inference:i32
+        cache_on_dram:bool shape:TensorShape
     table NumericsConstants closed
-        zero_point: i32
-        dequantization_factor: f32
+        zero_point:i32 dequantization_factor:f32
     table OutputLayer closed
-        layout: OutputLayout
-        data_type: i16
-        shape_info: OutputShapeInfo
+        layout:OutputLayout data_type:i16 shape_info:OutputShapeInfo
     table InputLayer closed
     table OutputLayout closed
-        y_to_tile: [i32]
-        x_to_tile: [i32]
-        tile_byte_offset: [i32]
-        x_local_byte_offset: [i32]
-        y_local_y: [i32]
-        x_row_size: [i32]
+        y_to_tile:[i32] x_to_tile:[i32] tile_byte_offset:[i32] x_local_byte_offset:[i32]
+        y_local_y:[i32] x_row_size:[i32]
     table TensorShape closed
-        dimension: [pair]
+        dimension:[pair]
     table OutputShapeInfo closed
-        slice_layout: [TensorLayout]
-        slice_offset: [i32]
+        slice_layout:[TensorLayout] slice_offset:[i32]
     table TensorLayout closed
-        shape: TensorShape
-        stride: [i32]
+        shape:TensorShape stride:[i32]
 """)
 LEGAL_KINDS = (
     {Kind.PARAMETER_CACHING, Kind.EXECUTION_ONLY},
     {Kind.STAND_ALONE, Kind.PARAMETER_CACHING, Kind.EXECUTION_ONLY},
 )
+PACKAGE_FIELDS: Record = {
+    "min_runtime_version": 0,
+    "compiler_version": "",
+    "model_identifier": "",
+    "keypair_version": 0,
+    "signature": b"",
+    "virtual_chip_id": 0,
+}
+"""Fields of the package table that a Package holds under the same name, with their defaults in the file."""
+PROGRAM_FIELDS: dict[str, tuple[str, Any]] = {
+    "version": ("version", 0),
+    "name": ("name", ""),
+    "serialized_model": ("serialized_model", b""),
+    "batch_size": ("batch_size", 0),
+    "scratch_size_bytes": ("scratch_bytes", 0),
+    "parameters": ("parameters", b""),
+    "chip": ("chip", ""),
+    "estimated_cycles": ("estimated_cycles_32bit", 0),
+    "used_narrow_memory_bytes_per_tile": ("narrow_bytes_per_tile", 0),
+    "parameter_caching_token": ("token", 0),
+    "use_tpu_dram_for_parameters": ("parameters_in_dram", False),
+    "estimated_cycles_64bit": ("estimated_cycles", 0),
+}
+"""Attribute of a Program and default in the file for every field of an executable that is copied as it is."""
+LAYER_FIELDS: dict[str, tuple[str, Any]] = {
+    "size_bytes": ("size_bytes", 0),
+    "y_dim": ("y", 0),
+    "x_dim": ("x", 0),
+    "z_dim": ("z", 0),
+    "execution_count_per_inference": ("executions", 1),
+    "cache_on_dram": ("cache_on_dram", False),
+}
 EnumT = TypeVar("EnumT", bound=IntEnum)
 
 
@@ -186,15 +175,8 @@ def read_package(data: bytes) -> Package:
         raise PackageError("the package is compiled for several chips (multi_chip_package); only one is supported")
     nested = Reader(SCHEMA, _need(record, "serialized_multi_executable", "package"), "package, multi executable")
     blobs = nested.root("MultiExecutable").get("serialized_executables", ())
-    package = Package(
-        tuple(_program(blob, f"executable {index}") for index, blob in enumerate(blobs)),
-        record.get("min_runtime_version", 0),
-        record.get("compiler_version", ""),
-        record.get("model_identifier", ""),
-        record.get("keypair_version", 0),
-        record.get("signature", b""),
-        record.get("virtual_chip_id", 0),
-    )
+    programs = tuple(_program(blob, f"executable {index}") for index, blob in enumerate(blobs))
+    package = Package(programs, **{name: record.get(name, default) for name, default in PACKAGE_FIELDS.items()})
     package.check()
     return package
 
@@ -204,15 +186,7 @@ def write_package(package: Package) -> bytes:
     package.check()
     blobs = [write(SCHEMA, "Executable", _program_record(program), page=PAGE_BYTES) for program in package.programs]
     multi = write(SCHEMA, "MultiExecutable", {"serialized_executables": blobs}, page=PAGE_BYTES)
-    record = {
-        "min_runtime_version": package.min_runtime_version,
-        "serialized_multi_executable": multi,
-        "signature": package.signature,
-        "keypair_version": package.keypair_version,
-        "compiler_version": package.compiler_version,
-        "virtual_chip_id": package.virtual_chip_id,
-        "model_identifier": package.model_identifier,
-    }
+    record = {name: getattr(package, name) for name in PACKAGE_FIELDS} | {"serialized_multi_executable": multi}
     return write(SCHEMA, "Package", record, identifier=IDENTIFIER, page=PAGE_BYTES)
 
 
@@ -231,7 +205,17 @@ def _enum(kind: type[EnumT], value: int, place: str) -> EnumT:
 
 def _sparse(**fields: Any) -> Record:
     """A record without the fields that have the schema's default (0, False)."""
-    return {name: value for name, value in fields.items() if value is not None and value not in (0, False)}
+    return {name: value for name, value in fields.items() if value not in (0, False, None)}
+
+
+def _copied(table: dict[str, tuple[str, Any]], record: Record) -> dict[str, Any]:
+    return {attribute: record.get(name, default) for name, (attribute, default) in table.items()}
+
+
+def _copy(table: dict[str, tuple[str, Any]], source: Program | Layer) -> Record:
+    """Fields of ``table`` with the attributes of ``source``; numbers at their default are left out."""
+    values = ((name, getattr(source, attribute), default) for name, (attribute, default) in table.items())
+    return {name: value for name, value, default in values if value != default or not isinstance(value, int)}
 
 
 def _program(blob: bytes, place: str) -> Program:
@@ -250,40 +234,19 @@ def _program(blob: bytes, place: str) -> Program:
             for index, chunk in enumerate(record.get("instruction_bitstreams", ()))
         ),
         hints=tuple(_hint(hint, f"{place}, hint {index}") for index, hint in enumerate(hints.get("hints", ()))),
-        parameters=record.get("parameters", b""),
         inputs=tuple(_layer(layer, f"{place}, input", output=False) for layer in record.get("input_layers", ())),
         outputs=tuple(_layer(layer, f"{place}, output", output=True) for layer in record.get("output_layers", ())),
-        token=record.get("parameter_caching_token", 0),
-        name=record.get("name", ""),
-        batch_size=record.get("batch_size", 0),
-        scratch_bytes=record.get("scratch_size_bytes", 0),
-        estimated_cycles=record.get("estimated_cycles_64bit", 0),
-        narrow_bytes_per_tile=record.get("used_narrow_memory_bytes_per_tile", 0),
-        chip=record.get("chip", ""),
         fully_deterministic=hints.get("fully_deterministic", False),
-        version=record.get("version", 0),
-        serialized_model=record.get("serialized_model", b""),
-        parameters_in_dram=record.get("use_tpu_dram_for_parameters", False),
-        estimated_cycles_32bit=record.get("estimated_cycles", 0),
+        **_copied(PROGRAM_FIELDS, record),
     )
 
 
 def _program_record(program: Program) -> Record:
     caching = program.kind is Kind.PARAMETER_CACHING
-    record = _sparse(
-        version=program.version,
-        batch_size=program.batch_size,
-        scratch_size_bytes=program.scratch_bytes,
-        estimated_cycles=program.estimated_cycles_32bit,
-        used_narrow_memory_bytes_per_tile=program.narrow_bytes_per_tile,
-        type=int(program.kind),
-        parameter_caching_token=program.token,
-        use_tpu_dram_for_parameters=program.parameters_in_dram,
-        estimated_cycles_64bit=program.estimated_cycles,
-    )
+    record = _copy(PROGRAM_FIELDS, program) | _sparse(type=int(program.kind))
+    if caching and not program.serialized_model:
+        del record["serialized_model"]
     return record | {
-        "name": program.name,
-        "serialized_model": program.serialized_model or (None if caching else b""),
         "instruction_bitstreams": [
             {
                 "bitstream": bitstream.data,
@@ -295,12 +258,10 @@ def _program_record(program: Program) -> Record:
             }
             for bitstream in program.bitstreams
         ],
-        "parameters": program.parameters,
         "dma_hints": {"hints": [_hint_record(hint) for hint in program.hints]}
         | _sparse(fully_deterministic=program.fully_deterministic),
         "input_layers": None if caching else [_layer_record(layer, output=False) for layer in program.inputs],
         "output_layers": None if caching else [_layer_record(layer, output=True) for layer in program.outputs],
-        "chip": program.chip,
     }
 
 
@@ -369,22 +330,17 @@ def _layer(record: Record, place: str, *, output: bool) -> Layer:
         raise PackageError(f"{place}: {len(slices)} slices with {len(offsets)} offsets")
     return Layer(
         name=name,
-        size_bytes=record.get("size_bytes", 0),
-        y=record.get("y_dim", 0),
-        x=record.get("x_dim", 0),
-        z=record.get("z_dim", 0),
         zero_point=numerics.get("zero_point", 0),
         scale=numerics.get("dequantization_factor", 0.0),
         dtype=_enum(DType, record.get("data_type", 0), place),
         layout=layout and Layout(**{name: layout.get(name, ()) for name in Layout.__dataclass_fields__}),
         shape=record.get("shape", {}).get("dimension", ()),
-        executions=record.get("execution_count_per_inference", 1),
-        cache_on_dram=record.get("cache_on_dram", False),
         slices=tuple(
             Slice(box.get("shape", {}).get("dimension", ()), box.get("stride", ()), offset)
             for box, offset in zip(slices, offsets, strict=True)
         ),
         deprecated_dtype=_enum(DType, fields.get("data_type", 0), place),
+        **_copied(LAYER_FIELDS, record),
     )
 
 
@@ -399,16 +355,9 @@ def _layer_record(layer: Layer, *, output: bool) -> Record:
                 "slice_layout": [{"shape": {"dimension": s.ranges}, "stride": s.strides} for s in layer.slices],
                 "slice_offset": [s.offset_bytes for s in layer.slices],
             }
-    record = _sparse(
-        size_bytes=layer.size_bytes,
-        y_dim=layer.y,
-        x_dim=layer.x,
-        z_dim=layer.z,
-        data_type=int(layer.dtype),
-        execution_count_per_inference=layer.executions if layer.executions != 1 else None,
-        cache_on_dram=layer.cache_on_dram,
-        shape={"dimension": layer.shape} if layer.shape else None,
-    )
+    record = _copy(LAYER_FIELDS, layer) | _sparse(data_type=int(layer.dtype))
+    if layer.shape:
+        record["shape"] = {"dimension": layer.shape}
     return record | {
         "name": layer.name,
         "numerics": _sparse(zero_point=layer.zero_point, dequantization_factor=layer.scale),

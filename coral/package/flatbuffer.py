@@ -1,9 +1,10 @@
 """Flatbuffers from strangers: a reader that checks every offset before it follows it, and a writer, both driven by a
 schema in text. The ``flatbuffers`` library builds; its reading side trusts the file, so reading is done here.
 
-A schema is lines of ``table NAME`` and ``field: type``, in slot order. Types: ``bool i8 u8 i16 i32 u32 i64 u64 f32``,
-``str``, ``bytes`` ([ubyte]), ``span`` ([ubyte], only located), ``[scalar]``, ``[pair]`` (struct of two i32), ``[blob]``
-(strings of any bytes), ``Table``, ``[Table]``, ``at`` (a table, checked and located only), ``A|B`` (union, two slots).
+A schema has, for every table, a line ``table NAME`` and then its fields, ``name:type`` in slot order. Types: ``bool i8
+u8 i16 i32 u32 i64 u64 f32``, ``str``, ``bytes`` ([ubyte]), ``span`` ([ubyte], only located), ``[scalar]``, ``[pair]``
+(struct of two i32), ``[blob]`` (strings of any bytes), ``Table``, ``[Table]``, ``at`` (a table, checked and located
+only), ``A|B`` (union, two slots).
 A field called ``-`` is skipped. ``bytes`` and ``[blob]`` may ask for an alignment: ``bytes@4096``. A field of
 tables marked ``<`` has its tables behind its aligned siblings. A ``table NAME closed`` refuses slots that the schema
 lacks, because a rewritten file would lose them.
@@ -80,11 +81,12 @@ def parse_schema(text: str) -> dict[str, Table]:
             _, name, *closed = line.split()
             table = tables[name] = Table(name, closed == ["closed"])
             continue
-        name, kind = (part.strip() for part in line.split(":"))
-        kind, _, align = kind.removesuffix("<").partition("@")
-        if name != "-":
-            table.fields.append(Field(name, kind, table.slots, int(align or 4), line.endswith("<")))
-        table.slots += 2 if "|" in kind else 1
+        for entry in line.split():
+            name, kind = entry.split(":")
+            kind, _, align = kind.removesuffix("<").partition("@")
+            if name != "-":
+                table.fields.append(Field(name, kind, table.slots, int(align or 4), entry.endswith("<")))
+            table.slots += 2 if "|" in kind else 1
     return tables
 
 

@@ -26,50 +26,21 @@ CUSTOM = 32
 
 SCHEMA = parse_schema("""
     table Model
-        version: u32
-        operator_codes: [OperatorCode]
-        subgraphs: [SubGraph]
-        description: str
-        buffers: [Buffer]
+        version:u32 operator_codes:[OperatorCode] subgraphs:[SubGraph] description:str
+        buffers:[Buffer]
     table OperatorCode
-        deprecated_builtin_code: i8
-        custom_code: str
-        version: i32
-        builtin_code: i32
+        deprecated_builtin_code:i8 custom_code:str version:i32 builtin_code:i32
     table SubGraph
-        tensors: [Tensor]
-        inputs: [i32]
-        outputs: [i32]
-        operators: [Operator]
-        name: str
+        tensors:[Tensor] inputs:[i32] outputs:[i32] operators:[Operator] name:str
     table Tensor
-        shape: [i32]
-        type: i8
-        buffer: u32
-        name: str
-        quantization: Quantization
-        is_variable: bool
+        shape:[i32] type:i8 buffer:u32 name:str quantization:Quantization is_variable:bool
     table Quantization
-        -: [f32]
-        -: [f32]
-        scale: [f32]
-        zero_point: [i64]
-        -: Details|
-        quantized_dimension: i32
+        -:[f32] -:[f32] scale:[f32] zero_point:[i64] -:Details| quantized_dimension:i32
     table Operator
-        opcode_index: u32
-        inputs: [i32]
-        outputs: [i32]
-        builtin_options_type: u8
-        builtin_options: at
-        custom_options: span
-        custom_options_format: i8
-        -: [bool]
-        intermediates: [i32]
+        opcode_index:u32 inputs:[i32] outputs:[i32] builtin_options_type:u8 builtin_options:at
+        custom_options:span custom_options_format:i8 -:[bool] intermediates:[i32]
     table Buffer
-        data: span
-        offset: u64
-        size: u64
+        data:span offset:u64 size:u64
 """)
 NUMPY = {
     0: "<f4", 1: "<f2", 2: "<i4", 3: "u1", 4: "<i8", 6: "?", 7: "<i2", 8: "<c8", 9: "i1", 10: "<f8", 11: "<c16",

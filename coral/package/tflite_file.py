@@ -20,13 +20,8 @@ from coral.package.program import DType, Layer, PackageError
 CUSTOM_CODE = "edgetpu-custom-op"
 SCHEMA = GRAPH_SCHEMA | parse_schema("""
     table Operator
-        opcode_index: u32
-        inputs: [i32]
-        outputs: [i32]
-        -: u8
-        -: at
-        custom_options: bytes
-        custom_options_format: i8
+        opcode_index:u32 inputs:[i32] outputs:[i32] -:u8 -:at custom_options:bytes
+        custom_options_format:i8
     table Buffer
 """)
 TENSOR_TYPES = {

@@ -17,21 +17,10 @@ from coral.package.flatbuffer import Reader, Span, parse_schema, write
 
 SCHEMA = parse_schema("""
     table Root closed
-        flag: bool
-        small: i8
-        number: i64
-        name: str
-        blob: bytes@256
-        numbers: [i32]
-        pairs: [pair]
-        texts: [blob]
-        child: Leaf
-        leaves: [Leaf]<
-        choice: Leaf|Other
-        real: f32
+        flag:bool small:i8 number:i64 name:str blob:bytes@256 numbers:[i32] pairs:[pair]
+        texts:[blob] child:Leaf leaves:[Leaf]< choice:Leaf|Other real:f32
     table Leaf closed
-        value: u32
-        next: Leaf
+        value:u32 next:Leaf
     table Other closed
 """)
 LEAF = st.fixed_dictionaries({}, optional={"value": st.integers(0, (1 << 32) - 1)})
@@ -180,15 +169,7 @@ def test_located_fields() -> None:
     data = write(SCHEMA, "Root", {"blob": b"abc", "child": {"value": 7}})
     located = parse_schema("""
         table Root
-            -: bool
-            -: i8
-            -: i64
-            -: str
-            blob: span
-            -: [i32]
-            -: [pair]
-            -: [blob]
-            child: at
+            -:bool -:i8 -:i64 -:str blob:span -:[i32] -:[pair] -:[blob] child:at
     """)
     record = Reader(located, data, "test").root("Root")
     span = record["blob"]
