@@ -68,12 +68,12 @@ class ModelGraph:
         stack: list[tuple[str, Any]] = [("", root)]
         while stack:
             name, item = stack.pop()
-            if id(item) in self._items or isinstance(item, _OPAQUE):
+            if id(item) in self._items:
                 continue
             self._items[id(item)] = item
             if _is_layer(item):
                 self.layers[name or "model"] = item
-            found = list(_children(item))
+            found = [(key, child) for key, child in _children(item) if not isinstance(child, _OPAQUE)]
             for _, child in found:
                 self._parents.setdefault(id(child), []).append(id(item))
             stack.extend((f"{name}.{key}".lstrip("."), child) for key, child in reversed(found))
