@@ -1,0 +1,383 @@
+"""The machinery under the units: memories, counters, queues, and who runs next.
+
+Units are cooperating processes with an in-order queue of jobs each. A job runs as far as its wait records allow, then
+says which counter it waits for; raising that counter wakes it. Ring consumers are lazy: they take packets only when
+nothing else on the chip can move. Source: docs/chip.md, section Scheduling.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coral import isa
+from coral.chip.errors import Hazard, UnwrittenRead
+from coral.chip.layout import (
+    DYNAMIC0,
+    LEVEL_FIXED,
+    MAX_WALK_STEPS,
+    NARROW_WORDS,
+    ROW_BYTES,
+    SCALAR_COUNTERS,
+    SCALAR_NODE,
+    SCALAR_WORDS,
+    SCALING_ENTRIES,
+    STAGING_UNITS,
+    TILE_COUNTERS,
+    TILES,
+    UNIT_BYTES,
+    WIDE0,
+    WIDE_ROWS,
+)
+from coral.chip.trace import Trace
+from coral.chip.walks import Gate, signed16
+
+if TYPE_CHECKING:
+    from coral.chip.plans import Plan
+
+Ids = NDArray[np.int32]
+BLOCKED, MORE, DONE = range(3)
+MESH_UNITS = ("mesh_south", "mesh_west", "mesh_north", "mesh_east")
+
+
+class Values:
+    """Byte values by identifier, and the dependency level of every aligned word of them."""
+
+    def __init__(self) -> None:
+        self.data = np.zeros(DYNAMIC0 + (1 << 20), np.uint8)
+        self.level = np.zeros(len(self.data) // 4, np.int16)
+        self.used = DYNAMIC0
+        self.constants: dict[int, int] = {}
+
+    def restart(self) -> None:
+        """Forget everything that the last program made."""
+        self.used = DYNAMIC0
+        self.constants = {}
+
+    def reserve(self, used: int) -> None:
+        """Make room for identifiers below ``used``."""
+        if used > len(self.data):
+            grown = np.zeros(max(used, len(self.data) * 3 // 2) + 3 & ~3, np.uint8)
+            grown[: len(self.data)] = self.data
+            level = np.zeros(len(grown) // 4, np.int16)
+            level[: len(self.level)] = self.level
+            self.data, self.level = grown, level
+
+    def make(self, size: int, level: int) -> int:
+        """First of ``size`` new identifiers, aligned to a word, all of dependency level ``level``."""
+        base = self.used
+        self.used = base + size + 3 & ~3
+        self.reserve(self.used)
+        self.level[base >> 2 : self.used >> 2] = level
+        return base
+
+    def constant(self, word: int) -> int:
+        """First identifier of the four bytes of a 32-bit constant."""
+        base = self.constants.get(word)
+        if base is None:
+            base = self.constants[word] = self.make(4, LEVEL_FIXED)
+            self.data[base : base + 4] = np.frombuffer(word.to_bytes(4, "little"), np.uint8)
+        return base
+
+
+class Memory:
+    """The memories as identifiers. Only wide memory keeps its content from one program to the next."""
+
+    def __init__(self) -> None:
+        self.wide: Ids = np.zeros((TILES, WIDE_ROWS, ROW_BYTES), np.int32)
+        self.narrow: Ids = np.zeros((TILES, NARROW_WORDS, 4), np.int32)
+        self.dirty = np.zeros((TILES, WIDE_ROWS), bool)
+        self.restart()
+
+    def restart(self) -> None:
+        """What a new program finds: wide memory as it was, everything else unwritten."""
+        self.narrow.fill(0)
+        self.scalar: Ids = np.zeros((SCALAR_WORDS, 4), np.int32)
+        self.staging = {s: np.zeros((n, UNIT_BYTES[s]), np.int32) for s, n in STAGING_UNITS.items()}
+        self.scaling: Ids = np.zeros((TILES, SCALING_ENTRIES, 8), np.int32)
+        self.unread = np.zeros((TILES, WIDE_ROWS), bool)
+        self.dirty.fill(False)
+
+    def settle(self) -> tuple[NDArray[np.int64], Ids]:
+        """After a program: flat indices of the wide rows it wrote and their identifiers; the rows get their own."""
+        rows = np.flatnonzero(self.dirty)
+        flat = self.wide.reshape(-1, ROW_BYTES)
+        ids = flat[rows]
+        own = (WIDE0 + rows * ROW_BYTES)[:, None] + np.arange(ROW_BYTES)
+        flat[rows] = np.where(ids > 0, own, 0)
+        self.dirty.fill(False)
+        return rows, ids
+
+
+class Queue:
+    """Packets (rows of 256 identifiers) or words on their way, oldest first, in the pieces they were sent in."""
+
+    def __init__(self) -> None:
+        self.pieces: deque[Ids] = deque()
+        self.size = 0
+
+    def put(self, piece: Ids) -> None:
+        self.pieces.append(piece)
+        self.size += len(piece)
+
+    def take(self, count: int) -> Ids:
+        """The ``count`` oldest items, stacked."""
+        self.size -= count
+        first = self.pieces[0]
+        if len(first) > count:
+            self.pieces[0] = first[count:]
+            return first[:count]
+        taken: list[Ids] = []
+        while count:
+            first = self.pieces.popleft()
+            if len(first) > count:
+                self.pieces.appendleft(first[count:])
+                first = first[:count]
+            taken.append(first)
+            count -= len(first)
+        return taken[0] if len(taken) == 1 else np.concatenate(taken)
+
+
+class ScalingStore:
+    """Which slots of a tile's scaling store hold groups that wait for the op, and which one it is using."""
+
+    def __init__(self) -> None:
+        self.full: list[int] = []
+        self.held: int | None = None
+
+    def take(self, where: str) -> int:
+        """The op goes on to the next group."""
+        if not self.full:
+            raise UnwrittenRead(f"{where} uses the scaling store, but no group was loaded into it")
+        self.held = self.full.pop(0)
+        return self.held
+
+    def release(self) -> None:
+        """The op is done with its last group."""
+        self.held = None
+
+
+class Job:
+    """One instruction on one tile (or on the scalar side), as far as it has come."""
+
+    __slots__ = ("machine", "place", "plan", "position", "unit", "waiting")
+
+    def __init__(self, machine: Machine, plan: Plan, place: int) -> None:
+        self.machine, self.plan, self.place = machine, plan, place
+        self.position = 0
+        self.waiting: list[tuple[int, int] | str] = []
+
+    def advance(self) -> int:
+        """Go on as far as the waits allow: BLOCKED, MORE (could go on, others first) or DONE."""
+        raise NotImplementedError
+
+    @property
+    def where(self) -> str:
+        """Instruction and tile, for messages."""
+        return self.plan.where if self.place == SCALAR_NODE else f"{self.plan.where} on tile {self.place}"
+
+    def limit(self, gates: Iterable[Gate], position: int) -> int:
+        """Steps that the gates allow, starting from ``position``; registers the wait if that is none."""
+        values = self.machine.counters[self.place]
+        allowed = MAX_WALK_STEPS
+        for gate in gates:
+            limit, threshold = gate.limit(position, values[gate.ctr])
+            if limit < allowed:
+                allowed = limit
+            if limit <= position:
+                self.wait(gate.ctr, threshold)
+        return allowed
+
+    def wait(self, ctr: int, threshold: int) -> None:
+        """Wake this job's unit when the counter reaches the threshold."""
+        self.waiting.append((ctr, threshold))
+        self.machine.waiters[self.place][ctr][self.unit] = threshold
+
+    def trim(self, position: int, limit: int) -> int:
+        """With a seed: a random part of the steps that could be done now."""
+        rng = self.machine.rng
+        if rng is None or limit - position < 2:
+            return limit
+        return rng.choice((limit, rng.randint(position + 1, limit)))
+
+
+class Unit:
+    """A functional unit of a tile or of the scalar side."""
+
+    __slots__ = ("job", "lazy", "machine", "name", "place", "queue", "queued")
+
+    def __init__(self, machine: Machine, name: str, place: int, lazy: bool = False) -> None:
+        self.machine, self.name, self.place, self.lazy = machine, name, place, lazy
+        self.queue: deque[Job] = deque()
+        self.job: Job | None = None
+        self.queued = False
+
+    @property
+    def idle(self) -> bool:
+        return self.job is None and not self.queue
+
+    def put(self, job: Job) -> None:
+        """Append a job; it starts when the earlier ones are done."""
+        job.unit = self
+        self.queue.append(job)
+        self.machine.wake(self)
+
+    def run(self) -> None:
+        """Go on until blocked or out of jobs."""
+        while True:
+            if self.job is None:
+                if not self.queue:
+                    self.machine.went_idle(self)
+                    return
+                self.job = self.queue.popleft()
+            self.job.waiting.clear()
+            state = self.job.advance()
+            if state == DONE:
+                self.job = None
+                if not (self.lazy and self.queue):
+                    continue
+            if state != BLOCKED:
+                self.machine.wake(self)
+            return
+
+
+class Machine:
+    """Memories, counters and units of one chip while a program runs."""
+
+    def __init__(self, memory: Memory, values: Values, seed: int | None, budget: int) -> None:
+        from coral.chip.nodes import Builder
+        from coral.chip.scalar import Dispatcher, ScalarCore, ScalarMemory
+        from coral.chip.streams import Host
+
+        self.memory, self.values = memory, values
+        self.rng = None if seed is None else random.Random(seed)
+        self.counters = [[0] * TILE_COUNTERS for _ in range(TILES)] + [[0] * SCALAR_COUNTERS]
+        self.waiters: list[list[dict[Unit, int]]] = [[{} for _ in c] for c in self.counters]
+        self.ready: deque[Unit] = deque()
+        self.lazy: deque[Unit] = deque()
+        self.ring = {(node, c): Queue() for node in range(TILES + 1) for c in range(2)}
+        self.units: list[dict[str, Unit]] = [{} for _ in range(TILES + 1)]
+        self.idle_watchers: list[Unit | None] = [None] * (TILES + 1)
+        self.mesh = {(tile, unit): Queue() for tile in range(TILES) for unit in MESH_UNITS}
+        self.scaling = [ScalingStore() for _ in range(TILES)]
+        self.tables: list[Any] = [None] * TILES
+        self.trace = Trace()
+        self.builder = Builder(self.trace, values)
+        self.host = Host(values)
+        self.starving: set[Unit] = set()
+        self.tokens = [0] * TILES
+        self.busy: list[dict[str, int]] = [{} for _ in range(TILES)]
+        self.dispatchers = [Dispatcher(self, tile) for tile in range(TILES)]
+        self.scalar_memory = ScalarMemory(self)
+        self.core = ScalarCore(self, budget)
+
+    def unit(self, place: int, name: str) -> Unit:
+        """The unit ``name`` of a tile, or of the scalar side (place 16); made when first needed."""
+        found = self.units[place].get(name)
+        if found is None:
+            found = self.units[place][name] = Unit(self, name, place, lazy=name.startswith("ring_consumer"))
+        return found
+
+    def wake(self, unit: Unit) -> None:
+        """Let the unit look again whether it can go on."""
+        if not unit.queued:
+            unit.queued = True
+            (self.lazy if unit.lazy else self.ready).append(unit)
+
+    def went_idle(self, unit: Unit) -> None:
+        """Tell whoever waits for units of this place to be idle."""
+        watcher = self.idle_watchers[unit.place]
+        if watcher is not None:
+            self.wake(watcher)
+
+    def bump(self, place: int, ctr: int, amount: int) -> None:
+        """Raise a counter and wake the units whose threshold is reached."""
+        if amount:
+            self.assign(place, ctr, self.counters[place][ctr] + amount)
+
+    def assign(self, place: int, ctr: int, value: int) -> None:
+        """Set a counter; units whose threshold is reached look again."""
+        self.counters[place][ctr] = value
+        waiting = self.waiters[place][ctr]
+        if waiting:
+            for unit in [u for u, threshold in waiting.items() if signed16(value - threshold) >= 0]:
+                del waiting[unit]
+                self.wake(unit)
+
+    def send(self, dest_mask: int, consumer: int, packets: Ids) -> None:
+        """Put packets into the input queues of tiles and, with bit 16, of the scalar core."""
+        for tile in range(TILES):
+            if dest_mask >> tile & 1:
+                self.ring[tile, consumer].put(packets)
+                self.wake(self.unit(tile, f"ring_consumer{consumer}"))
+        if dest_mask >> SCALAR_NODE & 1:
+            self.ring[SCALAR_NODE, 0].put(packets)
+            self.wake(self.unit(SCALAR_NODE, "outfeed"))
+
+    def write_rows(self, job: Job, rows: NDArray[Any], data: Ids) -> None:
+        """Store packets in wide memory; Hazard if a row is overwritten that nobody has read yet."""
+        memory, tile = self.memory, job.place
+        if memory.unread[tile, rows].any():
+            row = int(rows[memory.unread[tile, rows].argmax()])
+            raise Hazard(f"{job.where} overwrites row {row} of wide memory before anything has read it")
+        memory.wide[tile, rows] = data
+        memory.unread[tile, rows] = True
+        memory.dirty[tile, rows] = True
+
+    def run(self) -> None:
+        """Until nothing can move any more."""
+        while True:
+            if self.ready:
+                if self.rng is not None:
+                    self.ready.rotate(-self.rng.randrange(len(self.ready)))
+                unit = self.ready.popleft()
+                unit.queued = False
+                unit.run()
+            elif self.lazy:
+                turn, self.lazy = list(self.lazy), deque()
+                if self.rng is not None:
+                    self.rng.shuffle(turn)
+                for unit in turn:
+                    unit.queued = False
+                    unit.run()
+            else:
+                return
+
+    def evaluate(self) -> None:
+        """Compute the values of everything recorded so far."""
+        if self.trace.items:
+            for node in self.builder.build():
+                node.run(self.values)
+
+    def unfinished(self) -> list[Unit]:
+        """Units with jobs left."""
+        units = [unit for place in self.units for unit in place.values() if not unit.idle]
+        return units + [d for d in self.dispatchers if d.queue]
+
+    def report(self, units: list[Unit]) -> str:
+        """Who waits for what."""
+        lines = []
+        for unit in [self.core, *units]:
+            name = unit.name if unit.place == SCALAR_NODE else f"{unit.name} of tile {unit.place}"
+            if unit is self.core:
+                where, waiting = self.core.where, self.core.waiting
+                if self.core.finished:
+                    continue
+            elif unit.job is not None:
+                where, waiting = unit.job.plan.where, unit.job.waiting
+            else:
+                entry: Any = unit.queue[0]
+                where, waiting = entry.where, ["units to be idle"] if unit.name == "dispatcher" else []
+            texts = [w if isinstance(w, str) else self.shortfall(unit.place, *w) for w in waiting]
+            lines.append(f"{name}: {where} waits for {' and '.join(texts) or 'its turn'}")
+        return "nothing can go on:\n  " + "\n  ".join(lines)
+
+    def shortfall(self, place: int, ctr: int, threshold: int) -> str:
+        """A counter, the threshold and its value."""
+        names = isa.ScalarCounter if place == SCALAR_NODE else isa.TileCounter
+        return f"{names(ctr).name} >= {threshold} (is {self.counters[place][ctr]})"

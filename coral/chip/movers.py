@@ -1,0 +1,419 @@
+"""The data movers of a tile: ring producer and consumers, narrow to wide, wide to narrow, mesh.
+
+Each plan turns its walks into arrays of addresses once; a job then moves whole slices of them. Source: docs/chip.md,
+sections Ring, Tile DMAs, Mesh.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from coral import isa
+from coral.chip.errors import Hazard
+from coral.chip.layout import (
+    BIAS_ENTRY,
+    GRID,
+    NARROW_WORDS,
+    ROW_BYTES,
+    ROW_WORDS,
+    SCALAR_NODE,
+    SCALING_ENTRIES,
+    SCALING_SLOT,
+    TILES,
+    WIDE_ROWS,
+)
+from coral.chip.machine import BLOCKED, DONE, MORE, Job, Machine, Queue
+from coral.chip.plans import COUNTER, Plan, done
+from coral.chip.walks import gates
+
+PRODUCERS = (
+    (COUNTER.RING_PRODUCER_A, isa.ScalarCounter.PRODUCER_A),
+    (COUNTER.RING_PRODUCER_B, isa.ScalarCounter.PRODUCER_B),
+)
+"""Counters of every tile and of the scalar core that a sender raises, by ``to_consumer1``."""
+
+
+def announce(machine: Machine, to_consumer1: int, amount: int) -> None:
+    """Raise the producer counters everywhere."""
+    tile_counter, scalar_counter = PRODUCERS[to_consumer1]
+    for tile in range(TILES):
+        machine.bump(tile, tile_counter, amount)
+    machine.bump(SCALAR_NODE, scalar_counter, amount)
+
+
+class RingSendJob(Job):
+    """Reads rows of wide memory and sends each as a packet."""
+
+    plan: RingSend
+
+    def advance(self) -> int:
+        plan, machine, memory = self.plan, self.machine, self.machine.memory
+        while self.position < plan.nest.steps:
+            start = self.position
+            limit = min(self.limit(plan.gates, start), plan.nest.steps)
+            if limit == start:
+                return BLOCKED
+            end = self.trim(start, limit)
+            rows = plan.rows[start:end]
+            memory.unread[self.place, rows] = False
+            machine.send(plan.dest_mask, plan.to_consumer1, memory.wide[self.place, rows])
+            self.position = end
+            machine.bump(self.place, COUNTER.RING_WRITE, done(plan.read, start, end))
+            announce(machine, plan.to_consumer1, done(plan.sent, start, end))
+            if machine.rng is not None:
+                return DONE if end == plan.nest.steps else MORE
+        return DONE
+
+
+class RingSend(Plan):
+    """Plan of 0x10."""
+
+    job_class = RingSendJob
+
+    def __init__(self, instruction: Any, word: int) -> None:
+        super().__init__(instruction, word)
+        self.nest = self.walk("src")
+        self.rows = self.nest.checked(WIDE_ROWS, "wide memory rows")
+        self.gates = gates(instruction, (self.nest,))
+        self.read, self.sent = self.signal("sig_src", self.nest), self.signal("sig_ring", self.nest)
+        self.dest_mask, self.to_consumer1 = instruction.dest_mask, instruction.to_consumer1
+        self.require(self.dest_mask != 0, "dest_mask = 0, the ring packets go to nobody")
+
+
+class RingRecvJob(Job):
+    """Stores packets as rows, header rows first in every group."""
+
+    plan: RingRecv
+
+    def __init__(self, machine: Machine, plan: Plan, place: int) -> None:
+        super().__init__(machine, plan, place)
+        self.packets = 0
+
+    def advance(self) -> int:
+        plan, machine = self.plan, self.machine
+        queue: Queue = machine.ring[self.place, plan.consumer]
+        limit = min(self.limit(plan.gates, self.position), plan.steps)
+        if limit == self.position:
+            return BLOCKED
+        count = min(queue.size, int(plan.first_packet[limit]) - self.packets)
+        if count == 0:
+            self.waiting.append(f"ring packets for consumer {plan.consumer}")
+            return BLOCKED
+        rows = plan.rows[self.packets : self.packets + count]
+        if count > 1:
+            rows = rows[: 1 if machine.rng is not None else self.free(rows)]
+        machine.write_rows(self, rows, queue.take(len(rows)))
+        self.packets += len(rows)
+        before, self.position = self.position, int(plan.steps_done[self.packets])
+        machine.bump(self.place, plan.counter, done(plan.stored, before, self.position))
+        return DONE if self.packets == len(plan.rows) else MORE
+
+    def free(self, rows: np.ndarray) -> int:
+        """How many packets can be taken at once: until a row repeats or still waits for its reader."""
+        busy = self.machine.memory.unread[self.place, rows]
+        busy[0] = False
+        repeats = np.ones(len(rows), bool)
+        repeats[np.unique(rows, return_index=True)[1]] = False
+        stop = np.flatnonzero(busy | repeats)
+        return int(stop[0]) if len(stop) else len(rows)
+
+
+class RingRecv(Plan):
+    """Plan of 0x11 and 0x12: the destination row of every packet, headers included."""
+
+    job_class = RingRecvJob
+
+    def __init__(self, instruction: Any, word: int) -> None:
+        super().__init__(instruction, word)
+        self.consumer = int(isinstance(instruction, isa.RingRecv1))
+        self.counter = (COUNTER.RING_READ_A, COUNTER.RING_READ_B)[self.consumer]
+        nest = self.walk("dst")
+        rows = nest.checked(WIDE_ROWS, "wide memory rows")
+        self.gates = gates(instruction, (nest,))
+        self.stored, self.steps = self.signal("sig_dst", nest), nest.steps
+        headers = instruction.hdr_rows + 1 if instruction.hdr_en else 0
+        first = np.zeros(nest.steps, bool)
+        if headers:
+            groups = nest.blocks(min(instruction.hdr_level + 1, len(nest.counts)))
+            first[[groups.start(g) for g in range(groups.count)]] = True
+        packets_of_step = np.where(first, headers, 0) + 1
+        self.first_packet = np.r_[0, np.cumsum(packets_of_step)]
+        self.rows = np.zeros(int(self.first_packet[-1]), np.int64)
+        data = self.first_packet[1:] - 1
+        self.rows[data] = rows
+        is_header = np.ones(len(self.rows), bool)
+        is_header[data] = False
+        self.steps_done = np.r_[0, np.cumsum(~is_header)]
+        if headers:
+            low, high = instruction.hdr_first_row, instruction.hdr_last_row
+            self.require(low <= high < WIDE_ROWS, f"header rows {low}..{high} are outside 0..{WIDE_ROWS - 1}")
+            self.rows[is_header] = low + np.arange(int(is_header.sum())) % (high - low + 1)
+
+
+class N2wJob(Job):
+    """Packs words of narrow memory into rows; a row is moved when all of it may be read and written."""
+
+    plan: N2w
+
+    def __init__(self, machine: Machine, plan: Plan, place: int, shift: int = 0) -> None:
+        super().__init__(machine, plan, place)
+        self.words = self.plan.words + shift
+        if shift:
+            low, high = int(self.words.min()), int(self.words.max())
+            self.plan.require(low >= 0 and high < NARROW_WORDS, f"narrow word {high} is outside 0..{NARROW_WORDS - 1}")
+
+    def advance(self) -> int:
+        plan, machine = self.plan, self.machine
+        values = machine.counters[self.place]
+        while self.position < plan.dst.steps:
+            row = self.position
+            last = min(self.limit(plan.space, row), plan.dst.steps)
+            if plan.data and last > row:
+                words = min(gate.limit(int(plan.row_start[row]), values[gate.ctr])[0] for gate in plan.data)
+                last = min(last, int(np.searchsorted(plan.row_start, words, side="right")) - 1)
+                if last == row:
+                    self.wait_for_data(row)
+            if last == row:
+                return BLOCKED
+            end = self.trim(row, last)
+            a, b = plan.row_start[row], plan.row_start[end]
+            rows = np.zeros(((end - row) * ROW_WORDS, 4), np.int32)
+            rows[plan.slot[a:b] - row * ROW_WORDS] = machine.memory.narrow[self.place, self.words[a:b]]
+            machine.write_rows(self, plan.rows[row:end], plan.arrange(rows).reshape(-1, ROW_BYTES))
+            self.position = end
+            machine.bump(self.place, COUNTER.NARROW_TO_WIDE, done(plan.stored, row, end))
+            if machine.rng is not None:
+                return DONE if end == plan.dst.steps else MORE
+        return DONE
+
+    def wait_for_data(self, row: int) -> None:
+        """Register the threshold of the block that keeps the row from being complete."""
+        values = self.machine.counters[self.place]
+        for gate in self.plan.data:
+            limit, threshold = gate.limit(int(self.plan.row_start[row]), values[gate.ctr])
+            if limit < self.plan.row_start[row + 1]:
+                self.wait(gate.ctr, threshold)
+
+
+class N2w(Plan):
+    """Plan of 0x13: where the words of every row come from."""
+
+    job_class = N2wJob
+
+    def __init__(self, instruction: Any, word: int) -> None:
+        super().__init__(instruction, word)
+        src, self.dst = self.walk("src"), self.walk("dst")
+        self.base = instruction.src_addr
+        self.indirect = instruction.addr_indirect
+        self.words = src.addr if self.indirect else src.checked(NARROW_WORDS, "narrow memory words")
+        self.rows = self.dst.checked(WIDE_ROWS, "wide memory rows")
+        bound = gates(instruction, (src, self.dst))
+        self.data = tuple(g for g in bound if g.side == 0)
+        self.space = tuple(g for g in bound if g.side == 1)
+        self.stored = self.signal("sig_dst", self.dst)
+        blocks = src.blocks(instruction.pack_level)
+        edges = np.array([blocks.start(i) for i in range(blocks.count + 1)])
+        rows = -(-np.diff(edges) // ROW_WORDS)
+        inside = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)
+        self.row_start = np.r_[np.repeat(edges[:-1], rows) + inside * ROW_WORDS, edges[-1]]
+        self.require(
+            len(self.row_start) - 1 == self.dst.steps,
+            f"{len(self.row_start) - 1} rows are packed, but the destination walk has {self.dst.steps} steps",
+        )
+        row = np.searchsorted(self.row_start, np.arange(src.steps), side="right") - 1
+        self.slot = row * ROW_WORDS + np.arange(src.steps) - self.row_start[row]
+        self.mode = instruction.transpose + 2 * instruction.transpose16
+        self.field_is("transpose", *((0, 1) if not instruction.transpose16 else (1,)))
+
+    def arrange(self, words: np.ndarray) -> np.ndarray:
+        """Words of rows, [n, 4] identifiers, in the order in which the row holds them."""
+        if self.mode == 1:
+            return words.reshape(-1, 4, 4).transpose(0, 2, 1)
+        if self.mode == 3:
+            return words.reshape(-1, 2, 2, 2).transpose(0, 2, 1, 3)
+        return words
+
+
+class W2nJob(Job):
+    """Moves the words of rows, as one stream, to narrow memory or to the scaling store."""
+
+    plan: W2n
+
+    def advance(self) -> int:
+        plan, machine, memory, tile = self.plan, self.machine, self.machine.memory, self.place
+        while self.position < plan.dst.steps:
+            start = self.position
+            end = min(self.limit(plan.space, start), plan.dst.steps)
+            if plan.data and end > start:
+                row = int(plan.source[start - 1]) + 1 if start else 0
+                if row <= plan.source[-1]:
+                    end = min(end, int(np.searchsorted(plan.source, self.limit(plan.data, row))))
+            if end == start:
+                return BLOCKED
+            end = self.trim(start, end)
+            source = plan.source[start:end]
+            rows = plan.rows[source]
+            memory.unread[tile, rows] = False
+            if plan.to_scaling:
+                words = memory.wide[tile].reshape(WIDE_ROWS, -1, 8)[rows, plan.offset[start:end]]
+                self.load_scaling(start, end, words)
+            else:
+                words = memory.wide[tile].reshape(WIDE_ROWS, ROW_WORDS, 4)[rows, plan.offset[start:end]]
+                memory.narrow[tile, plan.target[start:end]] = words
+            self.position = end
+            machine.bump(tile, plan.counter, done(plan.stored, start, end))
+            if machine.rng is not None:
+                return DONE if end == plan.dst.steps else MORE
+        return DONE
+
+    def load_scaling(self, start: int, end: int, words: np.ndarray) -> None:
+        """Entries of 8 bytes; a slot that the op has not finished with must not be touched."""
+        store, plan = self.machine.scaling[self.place], self.plan
+        target = plan.target[start:end]
+        groups = plan.stored.completed(end) if plan.stored else 0
+        for slot in np.unique(target % BIAS_ENTRY // SCALING_SLOT):
+            if slot in store.full or slot == store.held:
+                raise Hazard(f"{self.where} overwrites slot {slot} of the scaling store before the op has used it")
+        self.machine.memory.scaling[self.place, target] = words
+        for group in range(plan.stored.completed(start) if plan.stored else 0, groups):
+            assert plan.stored is not None
+            store.full.append(int(plan.target[plan.stored.start(group)]) % BIAS_ENTRY // SCALING_SLOT)
+
+
+class W2n(Plan):
+    """Plan of 0x14: row and word of the stream for every step of the destination walk."""
+
+    job_class = W2nJob
+
+    def __init__(self, instruction: Any, word: int) -> None:
+        super().__init__(instruction, word)
+        src, self.dst = self.walk("src"), self.walk("dst")
+        self.rows = src.checked(WIDE_ROWS, "wide memory rows")
+        self.to_scaling = instruction.to_scaling
+        self.target = self.dst.checked(
+            *((SCALING_ENTRIES, "scaling store entries") if self.to_scaling else (NARROW_WORDS, "narrow memory words"))
+        )
+        bound = gates(instruction, (src, self.dst))
+        self.data = tuple(g for g in bound if g.side == 0)
+        self.space = tuple(g for g in bound if g.side == 1)
+        self.stored = self.signal("sig_dst", self.dst)
+        self.counter = COUNTER.WIDE_TO_SCALING if self.to_scaling else COUNTER.WIDE_TO_NARROW
+        per_row = ROW_WORDS // 2 if self.to_scaling else ROW_WORDS
+        blocks = self.dst.blocks(instruction.unpack_level)
+        edges = np.array([blocks.start(i) for i in range(blocks.count + 1)])
+        sizes = np.diff(edges)
+        skip = instruction.skip_cnt + 1 if instruction.skip_en else 0
+        self.require(not (skip and self.to_scaling), "skip_en with to_scaling is not modelled")
+        sizes[0] += skip
+        first_row = np.r_[0, np.cumsum(-(-sizes // per_row))[:-1]]
+        block = np.repeat(np.arange(blocks.count), np.diff(edges))
+        inside = np.arange(self.dst.steps) - edges[block] + np.where(block == 0, skip, 0)
+        self.source = first_row[block] + inside // per_row
+        self.offset = inside % per_row
+        self.require(
+            int(self.source[-1]) < src.steps,
+            f"the destination needs {int(self.source[-1]) + 1} rows, the source walk has {src.steps}",
+        )
+
+
+DIRECTIONS = {isa.MeshSouth: 4, isa.MeshWest: -1, isa.MeshNorth: -4, isa.MeshEast: 1}
+OUT = {
+    isa.MeshSouth: (COUNTER.MESH_SOUTH_OUT, COUNTER.MESH_NORTH_IN),
+    isa.MeshWest: (COUNTER.MESH_WEST_OUT, COUNTER.MESH_EAST_IN),
+    isa.MeshNorth: (COUNTER.MESH_NORTH_OUT, COUNTER.MESH_SOUTH_IN),
+    isa.MeshEast: (COUNTER.MESH_EAST_OUT, COUNTER.MESH_WEST_IN),
+}
+
+
+def neighbour(tile: int, step: int) -> int | None:
+    """The tile next to ``tile`` in a direction, None at the edge of the mesh."""
+    if abs(step) == 1 and tile // GRID != (tile + step) // GRID:
+        return None
+    return tile + step if 0 <= tile + step < TILES else None
+
+
+class MeshJob(Job):
+    """Both halves of a mesh instruction: sends one walk to a neighbour, stores another from the opposite one."""
+
+    plan: Mesh
+
+    def __init__(self, machine: Machine, plan: Plan, place: int) -> None:
+        super().__init__(machine, plan, place)
+        self.sent = self.received = 0
+        self.to = neighbour(place, self.plan.step)
+        if self.plan.sends:
+            self.plan.require(self.to is not None, f"tile {place} has no neighbour in this direction to send to")
+
+    def advance(self) -> int:
+        plan = self.plan
+        while True:
+            before = self.sent + self.received
+            if self.sent < plan.sends:
+                self.send()
+            if self.received < plan.receives:
+                self.receive()
+            if self.sent == plan.sends and self.received == plan.receives:
+                return DONE
+            if self.sent + self.received == before:
+                return BLOCKED
+            if self.machine.rng is not None:
+                return MORE
+
+    def send(self) -> None:
+        plan, machine, start = self.plan, self.machine, self.sent
+        limit = min(self.limit(plan.data, start), plan.sends)
+        if limit == start:
+            return
+        end = self.trim(start, limit)
+        assert self.to is not None
+        words = machine.memory.narrow[self.place, plan.source[start:end]]
+        machine.mesh[self.to, plan.unit].put(words)
+        machine.wake(machine.unit(self.to, plan.unit))
+        self.sent = end
+        machine.bump(self.place, plan.counters[0], done(plan.out, start, end))
+
+    def receive(self) -> None:
+        plan, machine, start = self.plan, self.machine, self.received
+        end = min(self.limit(plan.space, start), plan.receives)
+        if end == start:
+            return
+        if plan.fill is None:
+            queue = machine.mesh[self.place, plan.unit]
+            end = min(end, start + queue.size)
+            if end == start:
+                self.waiting.append(f"{plan.receives - start} more words from its neighbour")
+                return
+            end = self.trim(start, end)
+            words: Any = queue.take(end - start)
+        else:
+            words = machine.values.constant(plan.fill) + np.arange(4)
+        machine.memory.narrow[self.place, plan.target[start:end]] = words
+        self.received = end
+        machine.bump(self.place, plan.counters[1], done(plan.stored, start, end))
+
+
+class Mesh(Plan):
+    """Plan of 0x15 to 0x18."""
+
+    job_class = MeshJob
+
+    def __init__(self, instruction: Any, word: int) -> None:
+        super().__init__(instruction, word)
+        src, dst = self.walk("src"), self.walk("dst")
+        self.step, self.counters = DIRECTIONS[type(instruction)], OUT[type(instruction)]
+        bound = gates(instruction, (src, dst))
+        self.data = tuple(g for g in bound if g.side == 0)
+        self.space = tuple(g for g in bound if g.side == 1)
+        self.out, self.stored = self.signal("sig_src", src), self.signal("sig_dst", dst)
+        self.sends = src.steps if self.present("src") or self.out else 0
+        self.receives = dst.steps if self.present("dst") or self.stored or instruction.fill_en else 0
+        self.source = src.checked(NARROW_WORDS, "narrow memory words")
+        self.target = dst.checked(NARROW_WORDS, "narrow memory words")
+        self.fill = instruction.fill_value if instruction.fill_en else None
+
+    def present(self, name: str) -> bool:
+        """Whether this half does anything: any increment or count is set."""
+        i = self.instruction
+        return any(getattr(i, f"{name}_{part}{k}") for part in ("inc", "cnt") for k in range(4))

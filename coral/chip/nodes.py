@@ -1,0 +1,250 @@
+"""The arithmetic of the op unit on whole batches: the groups of one instruction that can be computed at once.
+
+``build`` joins the records of an instruction over slices and tiles wherever no group depends on another; a ``Node``
+computes all of them with one matrix product per set of parameters. Source: docs/chip.md, section Arithmetic.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coral import isa, numerics
+from coral.chip.layout import LEVEL_FIXED
+from coral.chip.machine import Values
+from coral.chip.op import OpPlan, OpRecord
+from coral.chip.trace import Trace
+
+_MIX = 0x9E3779B97F4A7C15
+FLOAT32_EXACT = 1 << 24
+
+
+class Node:
+    """``sets`` parameter sets times ``rows`` output groups each.
+
+    x ``[sets or 1, rows, steps]`` indices of words, or ``[.., steps * bytes]`` identifiers; w ``[sets, steps, columns,
+    bytes]`` and scales ``[sets, 3, columns, 4]`` identifiers; out ``[sets, rows, words]`` indices of words.
+    """
+
+    def __init__(self, plan: OpPlan, table: Any, level: int, channels: int) -> None:
+        self.plan, self.table, self.level, self.channels = plan, table, level, channels
+        self.out_words = -(-channels * plan.result_bytes // 4)
+        self.columns = self.out_words * 4 // plan.result_bytes
+        self.scales: NDArray[np.int32] | None = None
+        self.psum: NDArray[np.int64] | None = None
+        self.constants: tuple[Any, ...] | None = None
+
+    def bind(self, x: NDArray[Any], words: bool, numbers: NDArray[Any], out: NDArray[Any], psum: Any) -> None:
+        """Take the operands: x ``[sets, rows, ..]``, numbers of weights and scales ``[sets, steps + 1]``, results."""
+        self.x = x[:1] if (x == x[:1]).all() else x
+        self.words, self.numbers = words, numbers
+        self.out = (out[..., None] >> 2) + np.arange(self.out_words)
+        if psum is not None:
+            self.psum = (psum[..., None] >> 2) + np.arange(self.columns)
+
+    def resolve(self, builder: Builder) -> None:
+        """Look up the identifiers of weights and scales."""
+        plan, trace = self.plan, builder.trace
+        weights, scales = self.numbers[:, :-1], self.numbers[:, -1]
+        self.fixed = True
+        if plan.par is not None:
+            table, inverse = np.unique(weights, return_inverse=True)
+            entries = np.stack([trace.weights.entries[k] for k in table.tolist()])[:, : self.columns]
+            self.w = entries[inverse.reshape(weights.shape)]
+            self.fixed = builder.weights.highest(weights.reshape(-1), trace.weights.entries) == LEVEL_FIXED
+        if plan.scaling_rows:
+            self.scales = np.stack([trace.scales.entries[k] for k in scales.tolist()])[:, :, : self.columns]
+            self.fixed &= builder.scales.highest(scales, trace.scales.entries) == LEVEL_FIXED
+
+    def run(self, values: Values) -> None:
+        """Compute the groups and store their bytes."""
+        acc = self.accumulate(values)
+        bias, scale = self.scaling(values)
+        i = self.plan.instruction
+        total = acc + (bias + i.acc_offset)
+        total = _wrap32(total)
+        nlu = None
+        if self.plan.nlu:
+            nlu = numerics.Spline(
+                self.table.coefficients,
+                self.table.breakpoints,
+                odd=i.nlu_odd == 3,
+                range_reduce=bool(i.nlu_range_reduce),
+            )
+        codes = numerics.requantise(
+            total, scale, i.clamp_min, i.clamp_max, i.out_zp, bits=8 * self.plan.result_bytes, nlu=nlu
+        )
+        words = values.data.view(np.uint32)
+        words[self.out] = np.ascontiguousarray(codes).view(np.uint32)
+        if self.psum is not None:
+            words[self.psum] = _wrap32(acc).view(np.uint32)
+
+    def scaling(self, values: Values) -> tuple[Any, Any]:
+        """(int bias, float32 multiplier), ``[sets, 1, columns]`` or scalars."""
+        if self.scales is None:
+            return 0, self.plan.instruction.mult
+        raw = values.data[self.scales]
+        bias: Any = raw[:, None, 1].copy().view(np.int32)[..., 0].astype(np.int64) if self.plan.bias_en else 0
+        scale: Any = (
+            raw[:, None, 0].copy().view(np.float32)[..., 0] if self.plan.scale_en else self.plan.instruction.mult
+        )
+        return bias, scale
+
+    def activations(self, values: Values) -> NDArray[Any]:
+        """Operands by element, ``[sets or 1, rows, elements]``, uint8 or uint16."""
+        data = values.data.view(np.uint32)[self.x].view(np.uint8) if self.words else values.data[self.x]
+        return data.view("<u2") if self.plan.instruction.act16 else data
+
+    def parameters(self, values: Values) -> NDArray[np.int32]:
+        """Differences from the zero points, ``[sets, elements, columns]``."""
+        assert self.w is not None
+        raw = values.data[self.w]
+        if self.plan.instruction.par16:
+            raw = raw.view("<u2")
+        sets, steps, columns, elements = raw.shape
+        zero: Any = self.plan.instruction.w_zp
+        if self.plan.zp_rows is not None:
+            assert self.scales is not None
+            zero = values.data[self.scales[:, 2]].view(np.int32)[:, None, :, 0]
+        return raw.astype(np.int32).transpose(0, 1, 3, 2).reshape(sets, steps * elements, columns) - zero
+
+    def accumulate(self, values: Values) -> NDArray[Any]:
+        """Exact sums (or maxima) before bias, ``[sets, rows, columns]``, as integers in int64 or a float type."""
+        if self.plan.kind is isa.OpMax:
+            return self.extreme(values)
+        if self.constants is None or not self.fixed:
+            w = self.parameters(values)
+            largest = 0xFFFF if self.plan.instruction.act16 else 0xFF
+            bound = int(np.abs(w.astype(np.int64)).sum(axis=1).max()) * largest
+            dtype = np.float32 if bound < FLOAT32_EXACT else np.float64
+            offset = -self.plan.instruction.in_zp * w.sum(axis=1, dtype=np.int64)[:, None, :]
+            self.constants = w.astype(dtype), offset
+        w, offset = self.constants
+        if self.plan.kind is isa.OpSum:
+            return w.sum(axis=1, dtype=np.float64)[:, None, :].astype(np.int64)
+        x = self.activations(values).astype(w.dtype)
+        if x.shape[1] == 1 and w.shape[2] <= 4:
+            sums = (x[:, 0, :, None] * w).sum(axis=1)[:, None, :]
+        else:
+            sums = np.matmul(x, w)
+        return sums.astype(np.int64) + offset
+
+    def extreme(self, values: Values) -> NDArray[np.int64]:
+        """Maximum of the parameter bytes, no zero point subtracted."""
+        assert self.w is not None
+        raw = values.data[self.w]
+        return raw.max(axis=(1, 3)).astype(np.int64)[:, None, :]
+
+
+def _wrap32(total: NDArray[Any]) -> NDArray[np.int32]:
+    """Modulo 2**32."""
+    return total.astype(np.int64).astype(np.int32)
+
+
+class Levels:
+    """Dependency levels of interned entries, worked out when first asked for."""
+
+    def __init__(self, values: Values) -> None:
+        self.values = values
+        self.known = np.full(0, -1, np.int16)
+
+    def highest(self, numbers: NDArray[Any], entries: list[NDArray[np.int32]]) -> int:
+        """Highest level among the entries of these numbers."""
+        if len(self.known) < len(entries):
+            self.known = np.r_[self.known, np.full(len(entries) - len(self.known), -1, np.int16)]
+        for number in np.unique(numbers[self.known[numbers] < 0]).tolist():
+            self.known[number] = self.values.level[entries[number].reshape(-1) >> 2].max()
+        return int(self.known[numbers].max())
+
+
+class Builder:
+    """Turns the records of a program into nodes, a stretch of the program at a time."""
+
+    def __init__(self, trace: Trace, values: Values) -> None:
+        self.trace, self.values = trace, values
+        self.weights, self.scales = Levels(values), Levels(values)
+
+    def build(self) -> list[Node]:
+        """Nodes of the items recorded since the last call, in an order in which they can run."""
+        buckets: dict[tuple[int, int, int], list[tuple[OpRecord, int, int]]] = {}
+        for record, first, last in self.trace.items:
+            level = self.level(record, first, last)
+            buckets.setdefault((level, id(record.plan), id(record.table)), []).append((record, first, last))
+        self.trace.items = []
+        nodes: list[Node] = []
+        for (level, _, _), parts in sorted(buckets.items(), key=lambda entry: entry[0][0]):
+            nodes += join(parts, level, self)
+        return nodes
+
+    def level(self, record: OpRecord, first: int, last: int) -> int:
+        """One more than the highest level among the operands of some groups; noted for their results."""
+        plan, values = record.plan, self.values
+        x, w = record.operands()
+        steps = plan.steps_by_group[plan.group_first[first] : plan.group_first[last]]
+        level = 0
+        if plan.x_bytes:
+            part = x[steps]
+            level = int(values.level[part if x.ndim == 1 else part >> 2].max())
+        if plan.par is not None:
+            level = max(level, self.weights.highest(w[steps], self.trace.weights.entries))
+        if record.scales:
+            numbers = np.array([record.scales[k] for k in set(plan.group_iteration[first:last].tolist())])
+            level = max(level, self.scales.highest(numbers, self.trace.scales.entries))
+        level += 1
+        start = int(record.out_base[first]) >> 2
+        values.level[start : start + int(plan.out_start[last] - plan.out_start[first])] = level
+        if record.psum_base is not None:
+            start = int(record.psum_base[first]) >> 2
+            values.level[start : start + 64 * (last - first)] = level
+        return level
+
+
+def join(parts: list[tuple[OpRecord, int, int]], level: int, builder: Builder) -> list[Node]:
+    """Nodes for groups of one instruction that depend on nothing of each other."""
+    plan, table = parts[0][0].plan, parts[0][0].table
+    words = all(record.operands()[0].ndim == 1 for record, _, _ in parts)
+    shapes = np.stack((plan.group_size, plan.group_channels), axis=1)
+    nodes = []
+    for size, channels in np.unique(np.concatenate([shapes[a:b] for _, a, b in parts]), axis=0).tolist():
+        xs, ws, outs, psums = [], [], [], []
+        for record, first, last in parts:
+            groups = first + np.flatnonzero((shapes[first:last] == (size, channels)).all(axis=1))
+            steps = plan.steps_by_group[plan.group_first[groups][:, None] + np.arange(size)]
+            x, w = record.operands()
+            x = x[steps]
+            if not words and x.ndim == 2:
+                x = x[..., None] * 4 + np.arange(4)
+            xs.append(x.reshape(len(groups), -1).astype(np.int32))
+            scales = np.array([record.scales.get(k, 0) for k in plan.group_iteration[groups].tolist()], np.int32)
+            ws.append(np.c_[w[steps], scales])
+            outs.append(record.out_base[groups])
+            if record.psum_base is not None:
+                psums.append(record.psum_base[groups])
+        x, w, out = np.concatenate(xs), np.concatenate(ws), np.concatenate(outs)
+        order, sets, counts = distinct_rows(w)
+        psum = np.concatenate(psums) if psums else None
+        for count in np.unique(counts).tolist():
+            members = order[np.repeat(counts == count, counts)].reshape(-1, count)
+            node = Node(plan, table, level, channels)
+            node.bind(x[members], words, w[members[:, 0]], out[members], psum[members] if psum is not None else None)
+            node.resolve(builder)
+            nodes.append(node)
+        del sets
+    return nodes
+
+
+def distinct_rows(rows: NDArray[np.int32]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """(row numbers ordered by content, first row of each content, how many rows have it)."""
+    mixed = np.zeros(len(rows), np.uint64)
+    for column in rows.T:
+        mixed = (mixed ^ column.astype(np.uint64)) * np.uint64(_MIX)
+        mixed ^= mixed >> np.uint64(29)
+    order = np.argsort(mixed, kind="stable")
+    ordered = mixed[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    counts = np.diff(np.r_[starts, len(rows)])
+    if (rows[order] != rows[np.repeat(order[starts], counts)]).any():
+        raise AssertionError("two sets of parameters with the same hash")
+    return order, order[starts], counts

@@ -1,0 +1,105 @@
+"""A bitstream, decoded once: plans of its instructions, and its runs of scalar bundles as functions.
+
+Source: docs/chip.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from coral import isa
+from coral.chip import movers, op, streams
+from coral.chip.errors import RuleViolation, UnknownInstruction
+from coral.chip.plans import Plan
+from coral.chip.scalar_code import Run, translate
+
+PLANS: dict[type[isa.Instruction], type[Plan]] = {
+    isa.Op: op.OpPlan,
+    isa.OpMax: op.OpPlan,
+    isa.OpSum: op.OpPlan,
+    isa.RingSend: movers.RingSend,
+    isa.RingRecv0: movers.RingRecv,
+    isa.RingRecv1: movers.RingRecv,
+    isa.N2w: movers.N2w,
+    isa.W2n: movers.W2n,
+    isa.MeshSouth: movers.Mesh,
+    isa.MeshWest: movers.Mesh,
+    isa.MeshNorth: movers.Mesh,
+    isa.MeshEast: movers.Mesh,
+    isa.NluLoad: op.NluLoad,
+    isa.Pop: streams.Pop,
+    isa.Infeed: streams.Infeed,
+    isa.Outfeed: streams.Outfeed,
+}
+"""The model of every instruction that a unit executes."""
+
+CONTROL = frozenset((isa.TileFence, isa.Scalar, isa.Halt, isa.Branch, isa.Loop, isa.ScalarFence, isa.Start, isa.End))
+"""Instructions that the scalar core executes itself."""
+
+
+class Block(NamedTuple):
+    """A run of scalar bundles as one function."""
+
+    run: Run
+    end: int
+    cost: int
+
+
+class Chunk:
+    """One bitstream. UnknownInstruction, RuleViolation and DecodeError say what is wrong with it."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.placed = {p.word: p for p in isa.decode(data)}
+        for word, (_, instruction) in self.placed.items():
+            kind = type(instruction)
+            if kind not in PLANS and kind not in CONTROL:
+                raise UnknownInstruction(f"{kind.mnemonic} at word {word}: opcode {kind.opcode:#04x} is not modelled")
+        kinds = [type(p.instruction) for p in self.placed.values()]
+        if not kinds or kinds[0] is not isa.Start or kinds[-1] is not isa.End or isa.Halt not in kinds:
+            raise RuleViolation("a bitstream begins with start, ends with end and has a halt")
+        for kind in (isa.Start, isa.End):
+            if kinds.count(kind) != 1:
+                raise RuleViolation(f"a bitstream has one {kind.mnemonic}, this one {kinds.count(kind)}")
+        self._plans: dict[int, Plan | None] = {}
+        self._blocks: dict[int, Block | None] = {}
+
+    def at(self, word: int) -> isa.Placed:
+        """The instruction that begins at ``word``."""
+        found = self.placed.get(word)
+        if found is None:
+            raise RuleViolation(f"no instruction begins at word {word}: a jump or a loop's end goes astray")
+        return found
+
+    def plan(self, word: int) -> Plan | None:
+        """What a unit has to do for the instruction at ``word``; None for the scalar core's own."""
+        if word not in self._plans:
+            instruction = self.placed[word].instruction
+            model = PLANS.get(type(instruction))
+            self._plans[word] = model(instruction, word) if model else None
+        return self._plans[word]
+
+    def block(self, word: int) -> Block | None:
+        """The run of bundles, or the loop of nothing but bundles, that begins at ``word``."""
+        if word not in self._blocks:
+            self._blocks[word] = self._translate(word)
+        return self._blocks[word]
+
+    def _translate(self, word: int) -> Block | None:
+        first: Any = self.at(word).instruction
+        if isinstance(first, isa.Loop) and first.count and first.body and not first.pred_en:
+            body = self._bundles(word + 1, word + 1 + first.body)
+            if len(body) == first.body:
+                return Block(translate(body, first.count), word + 1 + first.body, first.count * first.body)
+        targets = {w + p.instruction.offset for w, p in self.placed.items() if isinstance(p.instruction, isa.Branch)}
+        ends = {w + 1 + p.instruction.body for w, p in self.placed.items() if isinstance(p.instruction, isa.Loop)}
+        stops = sorted(t for t in targets | ends if t > word)
+        body = self._bundles(word, stops[0] if stops else 1 << 30)
+        return Block(translate(body), word + len(body), len(body)) if body else None
+
+    def _bundles(self, word: int, stop: int) -> list[tuple[int, Any]]:
+        out = []
+        while word < stop and word in self.placed and isinstance(self.placed[word].instruction, isa.Scalar):
+            out.append((word, self.placed[word].instruction))
+            word += 1
+        return out
