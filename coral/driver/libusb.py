@@ -134,6 +134,7 @@ class LibusbTransfer:
         """Completion callback."""
         self.actual = transfer.getActualLength()
         self.status = _STATUS.get(transfer.getStatus(), "error")
+        transfer.setCallback(None)  # else a cycle keeps the buffers until the garbage collector comes by
 
 
 class LibusbHandle:

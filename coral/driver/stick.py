@@ -95,6 +95,7 @@ class Stick:
         self._token = 0
         self._closed = False
         self._failure: str | None = None
+        self._noted = lock is not None and lock.hung_reason is not None
         self._open(device)
 
     # public
@@ -261,8 +262,9 @@ class Stick:
             if type(error) is TransferFailed:
                 raise self._diagnosed(error) from error
             raise
-        if self._lock is not None and self._lock.hung_reason is not None:
+        if self._lock is not None and self._noted:
             self._lock.clear_note()
+            self._noted = False
         return outputs
 
     def _failed(self, error: BaseException) -> None:
@@ -271,6 +273,7 @@ class Stick:
         self.forget()
         if self._lock is not None:
             self._lock.note_hung(self._failure)
+            self._noted = True
         with suppress(Exception):  # the first error is the one to report
             self._pipes.abandon()
 

@@ -132,6 +132,7 @@ class StickHandle(HostController):
             if failure is not None:
                 raise failure
             if self.finished == self._seen:
+                self.stick.log.append(f"{seconds:g} s pass: {self.stick.engine.missing()}")
                 self.clock.sleep(seconds)
                 self.pump()
             self._seen = self.finished

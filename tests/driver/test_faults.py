@@ -178,6 +178,13 @@ def test_endless_program_ends_at_the_deadline() -> None:
     assert bus.sticks[0].clock.now() - started == pytest.approx(2.0)
 
 
+def test_stick_logs_what_its_program_waits_for() -> None:
+    stick, bus = start(FaultPlan())
+    with pytest.raises(driver.TransferFailed, match="event of interrupt 0"):
+        stick.run(execution_program("!", steps="P64 !"))
+    assert "2 s pass: the program waits for 64 bytes of parameters" in bus.sticks[0].log
+
+
 def test_a_faulty_stick_does_not_slow_its_neighbour() -> None:
     bus = make_bus(2)
     faulty, healthy = open_on(bus, index=0), open_on(bus, index=1)

@@ -54,6 +54,9 @@ class Transfer:
         self.finish(3, 0)
         self.handle.context.pending.remove(self)
 
+    def setCallback(self, callback: None) -> None:
+        self.callback = callback
+
     def getActualLength(self) -> int:
         return self.actual
 
