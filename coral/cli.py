@@ -26,6 +26,8 @@ app = typer.Typer(
 )
 isa_app = typer.Typer(help="The instruction set.", no_args_is_help=True)
 app.add_typer(isa_app, name="isa")
+firmware_app = typer.Typer(help="The stick's firmware.", invoke_without_command=True)
+app.add_typer(firmware_app, name="firmware")
 
 InputFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, show_default=False)]
 InputPaths = Annotated[list[Path], typer.Argument(exists=True, readable=True, show_default=False)]
@@ -69,6 +71,27 @@ def asm(
     from coral.apps.asm import asm
 
     asm(file, out)
+
+
+@firmware_app.callback()
+def firmware(context: typer.Context, as_json: AsJson = False) -> None:
+    """Show whether the stick's firmware is installed, or install it."""
+    from coral.apps.firmware import status
+
+    if context.invoked_subcommand is None:
+        status(as_json=as_json)
+
+
+@firmware_app.command("install")
+def firmware_install(
+    file: Annotated[Path | None, typer.Argument(exists=True, dir_okay=False, show_default=False)] = None,
+    from_libedgetpu: Annotated[bool, typer.Option(help="Take it out of an installed libedgetpu.")] = False,
+    download: Annotated[bool, typer.Option(help="Fetch it from libedgetpu's public repository.")] = False,
+) -> None:
+    """Install the firmware from a FILE, an installed libedgetpu, or by download; its sha256 is checked."""
+    from coral.apps.firmware import install
+
+    install(file, from_libedgetpu=from_libedgetpu, download=download)
 
 
 @isa_app.command("check")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from coral.isa.core import Instruction
 from coral.isa.fields import DecodeError, IsaError
-from coral.isa.rules import Credits, op_findings, wait_findings, walk_findings
+from coral.isa.rules import Credits, Finding, op_findings, wait_findings, walk_findings
 from coral.isa.scalar import End, Halt, Start
 from coral.isa.stream import WORD_BYTES, Placed, split
 from coral.isa.text import format_instruction, parse
@@ -71,18 +71,19 @@ class Report:
 
 def check_streams(streams: Iterable[Bitstream]) -> Report:
     """Check each bitstream; chunks of one program must follow each other."""
-    report, seen, proven = Report(), set(), set()
+    report, seen = Report(), set()
+    known: dict[Instruction, list[Finding]] = {}
     program = _Program()
     for stream in streams:
         if not stream.chunk:
             program = _Program()
         digest = hashlib.sha256(stream.data).digest()
         report.bitstreams += 1
-        placed = _decode(stream, report, proven)
+        placed = _decode(stream, report, known)
         report.instructions += len(placed)
         _check_frame(stream, placed, report)
         first = program.check_sequence(stream, placed, report)
-        findings = program.check_rules(stream, placed, report)
+        findings = program.check_rules(stream, placed, report, known)
         if digest in seen:
             continue
         seen.add(digest)
@@ -98,8 +99,8 @@ def check_streams(streams: Iterable[Bitstream]) -> Report:
     return report
 
 
-def _decode(stream: Bitstream, report: Report, proven: set[Instruction]) -> list[Placed]:
-    """Instructions that decode, each proven to survive fields -> bytes and text -> bytes."""
+def _decode(stream: Bitstream, report: Report, known: dict[Instruction, list[Finding]]) -> list[Placed]:
+    """Instructions that decode; a new one is proven to survive fields -> bytes and text -> bytes, and looked at."""
     placed = []
     try:
         for word, cls, raw in split(stream.data):
@@ -109,8 +110,12 @@ def _decode(stream: Bitstream, report: Report, proven: set[Instruction]) -> list
                 report.problem("unnamed_bits", stream.label, str(error), error.unnamed)
                 continue
             placed.append(Placed(word, instruction))
-            if instruction not in proven:
-                proven.add(instruction)
+            if instruction not in known:
+                known[instruction] = [
+                    *walk_findings(instruction),
+                    *wait_findings(instruction),
+                    *op_findings(instruction),
+                ]
                 if not _survives(instruction, bytes(raw)):
                     message = f"word {word}: {cls.mnemonic} does not round-trip"
                     report.problem("round_trip_failures", stream.label, message)
@@ -167,14 +172,15 @@ class _Program:
         self.next_sequence = want
         return numbered[0][1] if numbered else None
 
-    def check_rules(self, stream: Bitstream, placed: list[Placed], report: Report) -> dict[str, Counter[str]]:
+    def check_rules(
+        self, stream: Bitstream, placed: list[Placed], report: Report, known: dict[Instruction, list[Finding]]
+    ) -> dict[str, Counter[str]]:
         """Outcomes per rule; a violation is a problem."""
         outcomes: dict[str, Counter[str]] = {}
         for word, i in placed:
-            for source in (walk_findings, wait_findings, op_findings, self.credits.findings):
-                for finding in source(i):
-                    outcomes.setdefault(finding.rule, Counter())[finding.outcome] += 1
-                    if not finding.ok:
-                        message = f"word {word}: {i.mnemonic}: {finding.rule}: {finding.outcome}"
-                        report.problem("rule_violations", stream.label, message)
+            for finding in (*known[i], *self.credits.findings(i)):
+                outcomes.setdefault(finding.rule, Counter())[finding.outcome] += 1
+                if not finding.ok:
+                    message = f"word {word}: {i.mnemonic}: {finding.rule}: {finding.outcome}"
+                    report.problem("rule_violations", stream.label, message)
         return outcomes

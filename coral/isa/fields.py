@@ -116,6 +116,9 @@ class Field:
         """Unsigned bits of ``value``; FieldError, naming ``owner``, if the field cannot hold exactly this value."""
         if self.kind == "f32" and not isinstance(value, f32_bits):
             return self._f32_to_raw(value, owner)
+        low, high = self.range
+        if type(value) is int and low <= value <= high:
+            return value & self.ones
         try:
             number = int(value)
             exact = number == value
@@ -123,7 +126,6 @@ class Field:
             exact, number = False, 0
         if not exact:
             raise FieldError(f"{owner}.{self.name} = {value!r}: an integer is needed", self.name)
-        low, high = self.range
         if not low <= number <= high:
             shown = number if number.bit_length() < 128 else f"a {number.bit_length()}-bit number"
             raise FieldError(

@@ -138,6 +138,8 @@ def _f32_text(raw: int) -> str:
     value = struct.unpack("<f", raw.to_bytes(4, "little"))[0]
     if value != value:
         return f"f32({raw:#010x})"
+    if value.is_integer() and abs(value) < 1 << 24:
+        return f"{value:.0f}"
     return next(text for digits in range(1, 10) if _f32_raw(text := f"{value:.{digits}g}") == raw)
 
 
