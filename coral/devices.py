@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
@@ -18,8 +19,6 @@ MAX_SIMULATED = 16
 
 _lock = threading.RLock()
 _runtimes: dict[tuple[str, int], tuple[Runtime, Stick]] = {}
-_simulated: list[SoftwareStick] = []
-_bus: list[StickBus] = []
 
 
 class DeviceError(CoralError):
@@ -49,6 +48,13 @@ def open_runtime(kind: Literal["usb", "sim"], index: int = 0, *, clock: str | No
         return runtime
 
 
+@functools.cache
+def _simulated_bus() -> StickBus:
+    from coral.stick import StickBus
+
+    return StickBus([])
+
+
 def simulated_stick(index: int = 0) -> SoftwareStick:
     """Simulated stick ``index`` of this process, made on first use; DeviceError for an index outside 0..15."""
     from coral.stick import SoftwareStick
@@ -56,9 +62,10 @@ def simulated_stick(index: int = 0) -> SoftwareStick:
     if not 0 <= index < MAX_SIMULATED:
         raise DeviceError(f"simulated stick {index}: a process has 0..{MAX_SIMULATED - 1}")
     with _lock:
-        while len(_simulated) <= index:
-            _simulated.append(SoftwareStick())
-        return _simulated[index]
+        sticks = _simulated_bus().sticks
+        while len(sticks) <= index:
+            sticks.append(SoftwareStick())
+        return sticks[index]
 
 
 def _open_usb(index: int, clock: str) -> Stick:
@@ -69,13 +76,11 @@ def _open_usb(index: int, clock: str) -> Stick:
 
 
 def _open_simulated(index: int, clock: str) -> Stick:
-    from coral.stick import StickBus, stand_in_firmware
+    from coral.stick import stand_in_firmware
 
     simulated_stick(index)
-    if not _bus:
-        _bus.append(StickBus([]))
-    _bus[0].sticks = _simulated
-    return open_stick(_bus[0], index=index, clock=clock, firmware=stand_in_firmware(), check_firmware_hash=False)
+    image = stand_in_firmware()
+    return open_stick(_simulated_bus(), index=index, clock=clock, firmware=image, check_firmware_hash=False)
 
 
 def close_all() -> None:
