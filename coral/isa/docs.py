@@ -61,10 +61,11 @@ def pages() -> dict[str, str]:
     readme = _prose("README")
     for mark, table in tables.items():
         readme = readme.replace(mark, table)
-    return {"README.md": readme} | {f"{cls.mnemonic}.md": _page(cls) for cls in CLASSES}
+    return {"README.md": readme} | {f"{cls.mnemonic}.md": page(cls) for cls in CLASSES}
 
 
-def _page(cls: type[Instruction]) -> str:
+def page(cls: type[Instruction]) -> str:
+    """Reference page of one instruction."""
     head = _table(
         ("opcode", "words", "bytes", "unit", "numbered"),
         [(f"{cls.opcode:#04x}", cls.words, 16 * cls.words, cls.unit, "yes" if "seq" in cls.fields else "no")],

@@ -71,4 +71,4 @@ def vector_law(mnemonic: str) -> None:
 def docs_law(cls: type[isa.Instruction]) -> None:
     """The committed page is what the description says now."""
     name = f"{cls.mnemonic}.md"
-    assert docs.pages()[name] == (DOCS / name).read_text(encoding="utf-8")
+    assert docs.page(cls) == (DOCS / name).read_text(encoding="utf-8")
