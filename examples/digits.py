@@ -25,7 +25,7 @@ def main() -> None:
     Tensor.manual_seed(0)
     data = load()
     model = MLP(64, 64, 10)
-    train(model, data, steps=400, batch=64)
+    train(model, data, steps=150, batch=128)
     show(model, data, batch=60, picture=8)
 
 

@@ -44,7 +44,7 @@ class Split:
 
 def train(model: MLP, data: Split, *, steps: int, batch: int, seed: int = 0) -> None:
     """Adam on random batches, on the default device's host path."""
-    optimizer = nn.optim.Adam(nn.state.get_parameters(model), lr=3e-3)
+    optimizer = nn.optim.Adam(nn.state.get_parameters(model), lr=5e-3)
     rng = np.random.default_rng(seed)
 
     @TinyJit
@@ -85,9 +85,10 @@ def where() -> str:
     """A sentence that says on what the chip programs ran."""
     if not Device.DEFAULT.startswith("CORAL"):
         return f"ran on DEV={Device.DEFAULT}: no Edge TPU program was involved"
-    from coral.devices import describe
+    from coral.backend.device import SIMIface
 
-    return f"ran on {describe(Device.DEFAULT)}"
+    simulated = isinstance(Device[Device.DEFAULT].iface, SIMIface)
+    return "ran on the SIMULATED stick: no hardware was involved" if simulated else "ran on the stick"
 
 
 def draw(image: np.ndarray, width: int) -> str:
@@ -132,9 +133,8 @@ def show(model: MLP, data: Split, *, batch: int, picture: int, examples: int = 5
 def summary(model: MLP, data: Split, codes: np.ndarray, batch: int, elapsed: float) -> None:
     """What the chip did, and that the host gives the same bytes."""
     from coral.backend import stats
-    from coral.devices import runtime_stats
 
-    backend, chip = stats(), runtime_stats(Device.DEFAULT)
+    backend, chip = stats(), Device[Device.DEFAULT].chip.stats
     rows = [
         ("kernels run as chip programs / on the host", f"{backend.chip_programs:,} / {backend.host_programs:,}"),
         ("chip calls (one row each)", f"{chip.calls:,}"),
