@@ -255,3 +255,37 @@ def test_builder_mirrors_counters():
     fence = next(p.instruction for p in isa.decode(b.finish().data) if isinstance(p.instruction, isa.ScalarFence))
     assert (fence.wait_mask, fence.thr5) == (1 << 5, 1)
     assert Wait(TileCounter.AVDATA, 0) == Wait(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "x", "transit"),
+    [
+        (704, 188, 768, None),
+        (752, 128, 784, None),
+        (1000, 320, 1032, None),
+        (2045, 1330, 2048, 3380),
+        (64, 200, 0, 264),
+    ],
+)
+def test_narrow_layout(n, k, x, transit):
+    """Places that Google's compiler chose for these shapes (docs/codegen.md)."""
+    narrow = fully_connected(n, k, QUANT).narrow
+    assert narrow.x == x
+    assert transit in (None, narrow.transit)
+
+
+def mesh_fences(k: int, direction: str) -> list[tuple[int, int]]:
+    """(value, mask) of the fences of one mesh direction."""
+    unit = {"west": 1 << 7, "north": 1 << 8}[direction]
+    instructions = [p.instruction for p in isa.decode(fully_connected(64, k, QUANT).execution.bitstreams[0].data)]
+    fences = [i for i in instructions if isinstance(i, isa.TileFence) and i.unit_mask == unit]
+    return [(f.ctr_value, f.tile_mask) for f in fences]
+
+
+def test_mesh_fences_of_uneven_pieces():
+    """Values and masks that Google's compiler wrote: partial pieces, relays that forward fewer packets."""
+    assert mesh_fences(256, "west") == [(1, 0xFFFF), (5, 0xFFFD), (9, 0xFFF9)]
+    assert mesh_fences(200, "west")[2] == (6, 0xFFF9)
+    assert mesh_fences(1000, "west")[2][1] == 0xF999
+    assert mesh_fences(948, "west")[1][1] == 0xDDDD
+    assert mesh_fences(1000, "north")[-1] == (31, 0xFFFF - 0x110)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from codegen.test_eltwise import LOGISTIC
 from codegen.test_fc import EDGES
 from coral import numerics
 from coral.chip import Chip, ChipState
 from coral.codegen import ShapeError
+from coral.codegen.eltwise import Requantise, elementwise
 from coral.codegen.fc import FcQuant, FcShape, FullyConnected, fully_connected, fully_connected_per_channel
 from coral.codegen.machine import FORWARD_FIFO_ROW
 from coral.package.graph import read_model
@@ -175,3 +177,23 @@ def test_google_and_ours_on_random_inputs(corpus, n):
     for row, answer in zip(inputs, expected, strict=True):
         result = run(chip, programs[Kind.EXECUTION_ONLY], row.tobytes())
         np.testing.assert_array_equal(np.frombuffer(result, np.uint8), answer)
+
+
+@pytest.mark.parametrize("n", [1, 5, 64, 130, 1000, 4096])
+def test_elementwise(n):
+    """Two steps, with and without the spline, all codes; ties come from the multiplier 1/2."""
+    rng = np.random.default_rng(n)
+    x = rng.integers(0, 256, n, np.uint8)
+    steps = [
+        Requantise(0.5, -60.0, 90.0, in_zp=30, out_zp=60, offset=3),
+        Requantise(0.0625, -10.396732330322266, 10.396732330322266, in_zp=60, spline=LOGISTIC),
+    ]
+    for used in ([], steps[:1], steps):
+        expected = x
+        for step in used:
+            acc = expected.astype(np.int32) - step.in_zp + step.offset
+            clamps = step.clamp_min, step.clamp_max
+            expected = numerics.requantise(acc, np.float32(step.mult), *clamps, step.out_zp, nlu=step.spline)
+        padded = x.tobytes() + bytes(-n % 8)
+        y = np.frombuffer(run(Chip(seed=n), elementwise(n, used), padded), np.uint8)
+        np.testing.assert_array_equal(y[:n], expected)
