@@ -6,7 +6,7 @@ Everything here is a function of arrays and numbers; nothing knows instructions,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -28,6 +28,8 @@ MAX_ADD_WEIGHT = 32767
 MAX_K = (2**31 - 1) // 255**2
 """Longest sum of products of two differences of uint8 codes that always fits int32: 33,025."""
 _NARROWEST_SCALE = 2.0**-100
+_RSQRT_SCALE = 46340
+"""floor(sqrt(2^31)): squares of the tile softmax's reciprocal square root fit int32."""
 
 
 class NumericsError(CoralError):
@@ -144,12 +146,50 @@ class Spline:
                 return np.where(np.signbit(x), np.float32(-1), np.float32(1)) * self._polynomial(np.abs(x))
             return self._polynomial(x)
 
+    def scaled(self, factor: float) -> Spline:
+        """The table with every coefficient ``F(c * F(factor))``: how the compiler brings it to output steps."""
+        return replace(self, coefficients=f32(self.coefficients * f32(factor)))
+
     def _polynomial(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         c = self.coefficients[np.searchsorted(self.breakpoints, x, side="right")]
         y: Any = c[..., SPLINE_ORDER]
         for term in range(SPLINE_ORDER - 1, -1, -1):
             y = c[..., term] + x * y
         return y
+
+
+def _table(bits: str, **kind: bool) -> Spline:
+    values = np.array([int(word, 16) for word in bits.split()], np.uint32).view(np.float32)
+    return Spline(values[:40].reshape(SPLINE_SEGMENTS, SPLINE_ORDER + 1), values[40:], **kind)
+
+
+LOGISTIC = _table("""
+    3e00549c 3d5db7c6 3c111a70 3a29f7bb 3795f260 3f04a187 3eab6803 3daee024 3c251eb8 39f136b6
+    3f077562 3ea46b63 3d8371fd 3b05681a ba04c80f 3f00006a 3e7fe396 baa8c7fe bcc9f57d bb94c0e4
+    3f0000b8 3e7fb331 3af2682d bccf35b5 3b9cb2b2 3eddc7c6 3ec56c6f bdd72011 3c5be5c6 ba2ff6d3
+    3f43d750 3defbc0b bcb6a9cd 3afb0c86 b882c2d7 3f74cc57 3c85560c bb168355 39187e2a b669a584
+    c0b479b1 c03dc92e bfaba1f5 3db069f8 3fe71fbc 4099a343 41078f0a""")
+TANH = _table("""
+    a4900000 3f7ff70c 3b680451 beba0904 3dd5f798 ba573b0b 3f8093c1 3adbd5c7 bec90026 3e18f5d1
+    bd3ca9f0 3f9d4c4a bed767c2 bd0dc79e 3d0ba428 be1a30e6 3fcafa1b bf619bbb 3e6d2b1d bcc4f1f0
+    3db3d973 3f8fbe7e bf0af73c 3df7f011 bc2af5e5 3ef8c2c6 3f07de5d be581426 3d1c1331 bb2c17e8
+    3f542a99 3e103ad2 bd346efe 3bcae85e b9acb424 3f7a3662 3c65a31f bb56a9c4 39b319ae b760dafc
+    3eb83694 3f47de0b 3f965533 4001ec93 402bcf21 40630652 409ac3f4""", odd=True)  # fmt: skip
+EXP_65535 = _table("""
+    44e5f55c 441d8dc9 42a2afa8 4095cab4 3dcf45c2 4659a168 45d554f6 44a0412a 42d9b585 4060d81f
+    470121be 46a24017 459fe964 44112fbe 41cb5dd3 47449ff0 4715e4c2 4639c0ca 44da36f1 42ca1d8d
+    476d9bf8 4751c52c 469f09c7 45702e8d 4394ba1d 477d4a57 4774d594 46daa6a6 45d3725e 4434d33d
+    477ff661 477f9434 46fc2a11 461a0641 44c72aea 477fff00 477ffef3 46fffa9e 462a207c 451c7c63
+    c0ff9475 c0af6050 c07bb089 c02cb4ec bfe0f9a9 bf6abd95 be32671f""")
+RSQRT = _table("""
+    401774aa c03aa03d 401b19a9 bf884aed 3e4375ff 4009d075 c00c8cff 3fc141fd bf0c6a0b 3da66a68
+    3ff7d508 bfcc5845 3f632952 be856fdc 3cffb721 3fde2545 bf9325ab 3f0363d0 bdf7eecc 3c3ec282
+    3fc6d5cf bf530bc5 3e96feed bd64530c 3b8cc91c 3fb2da7d bf199e29 3e31e7c5 bcd9c230 3ad968d1
+    3fa395cf beeb2d04 3de41050 bc69e220 3a43bfa9 3fa395cf beeb2d04 3de41050 bc69e220 3a43bfa9
+    3f96545a 3fb9f21d 3fe5fda8 401006eb 40332a53 405bff99 7f800000""", range_reduce=True)  # fmt: skip
+"""The compiler's tables, for output steps of 1 (EXP_65535: of 1/65535); ``scaled(inv(s_out))`` is what it loads."""
+LOGISTIC_CLAMP, TANH_CLAMP, EXP_CLAMP = (float(np.float32(limit)) for limit in (10.396732, 6.8748069, -13.038098))
+"""Real values to which the non-linear unit's input is clamped: both sides for the odd ones, below for EXP."""
 
 
 def requantise(
@@ -176,12 +216,13 @@ def requantise(
     if bits not in (8, 16) or not 0 <= out_zp < 2**bits:
         raise NumericsError(f"bits={bits}, out_zp={out_zp}: bits must be 8 or 16 and the zero point must fit them")
     with np.errstate(over="ignore", invalid="ignore"):
-        v = acc.astype(np.float32) * f32(mult)
-        v = np.fmin(np.fmax(v, f32(clamp_min)), f32(clamp_max))
+        v = np.asarray(acc.astype(np.float32) * f32(mult))
+        np.fmin(np.fmax(v, f32(clamp_min), out=v), f32(clamp_max), out=v)
         if nlu is not None:
-            v = nlu(v)
-    y = np.rint(v).astype(np.float64) + out_zp
-    return np.fmin(np.fmax(y, 0), 2**bits - 1).astype(np.uint8 if bits == 8 else np.uint16)
+            v = np.asarray(nlu(v))
+    # Within the codes' range all of this is exact in float32.
+    np.fmin(np.fmax(np.rint(v, out=v), f32(-out_zp), out=v), f32(2**bits - 1 - out_zp), out=v)
+    return np.add(v, f32(out_zp), out=v).astype(np.uint8 if bits == 8 else np.uint16)
 
 
 def check_accumulator(k: int, bias: NDArray[np.integer[Any]] | None = None) -> None:
@@ -229,10 +270,21 @@ def fully_connected(
         raise NumericsError(f"w_zp and mult must be scalars or [{len(w)}], not {per_channel.shape} and {scales.shape}")
     if not 0 <= in_zp <= 255 or not np.all((per_channel >= 0) & (per_channel <= 255)):
         raise NumericsError(f"zero points must lie in 0..255, not in_zp={in_zp}, w_zp={w_zp}")
-    # Differences of codes are below 2^8 and K is far below 2^37: float64 sums are exact in any order.
-    products = (x.astype(np.float64) - in_zp) @ (w.astype(np.float64) - per_channel.reshape(-1, 1)).T
-    acc = products.astype(np.int64) + (0 if b is None else b.astype(np.int64))
-    return requantise(acc.astype(np.int32), scales, clamp_min, clamp_max, out_zp)
+    weights = w.astype(np.int16) - per_channel.astype(np.int16).reshape(-1, 1)
+    exact = exact_dtype(weights)
+    products = (x.astype(exact) - exact(in_zp)) @ weights.astype(exact).T
+    return requantise(accumulators(products, b), scales, clamp_min, clamp_max, out_zp)
+
+
+def exact_dtype(weights: NDArray[np.int16]) -> type[np.float32] | type[np.float64]:
+    """The float type in which sums of products of 8-bit differences with ``weights[n]`` are exact in any order."""
+    largest = 255 * int(np.abs(weights.astype(np.int64)).reshape(len(weights), -1).sum(1).max(initial=0))
+    return np.float32 if largest <= 2**24 else np.float64
+
+
+def accumulators(sums: NDArray[Any], bias: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
+    """int32 accumulators, modulo 2^32 as on the chip, from exact sums ``[..., N]`` and a bias ``[N]`` or none."""
+    return (sums.astype(np.int64) + (0 if bias is None else bias.astype(np.int64))).astype(np.int32)
 
 
 def add_weights(s_1: float, s_2: float) -> tuple[int, int]:
@@ -276,7 +328,82 @@ def add(
         raise NumericsError(f"operands of ADD must be uint8, not {a.dtype} and {b.dtype}")
     w_1, w_2 = weights
     acc = a.astype(np.int64) * w_1 + b.astype(np.int64) * w_2 - (w_1 * z_a + w_2 * z_b)
-    return requantise(acc.astype(np.int32), mult, clamp_min, clamp_max, out_zp)
+    return requantise(accumulators(acc), mult, clamp_min, clamp_max, out_zp)
+
+
+def constant_multiplier(s_in: float, c: ArrayLike, s_out: float) -> Any:
+    """Multiplier ``F(F(s_in * c) * inv(s_out))`` of a MUL by real constants c (scalar or ``[C]``, any sign)."""
+    return f32(f32(_scale("input scale", s_in) * f32(c)) * inv(s_out))
+
+
+def constant_bias(s_in: float, codes: ArrayLike, s_c: float) -> NDArray[np.int32]:
+    """Integer addend ``round(codes * F(s_c) / F(s_in))`` of an ADD of constants, given as codes less zero point.
+
+    Exact quotient, half away from zero: float32 steps would give 127 instead of 128 in MoveNet.
+    :raises NumericsError: an addend does not fit int32
+    """
+    ratio = Fraction(float(_scale("constant's scale", s_c))) / Fraction(float(_scale("input scale", s_in)))
+    values = np.asarray(codes)
+    if values.size and ratio * int(np.abs(values).max()) >= 2**31:
+        raise NumericsError(f"a constant of scale {s_c} in steps of {s_in} does not fit int32")
+    n, d = ratio.numerator, ratio.denominator
+    addends = [(1 if v > 0 else -1) * ((2 * abs(v) * n + d) // (2 * d)) for v in values.ravel().tolist()]
+    return np.array(addends, np.int32).reshape(values.shape)
+
+
+def average_multiplier(s_in: float, n: ArrayLike, s_out: float, *, newer: bool) -> Any:
+    """Multiplier of an average over n values (scalar or array): ``F(F(s_in * F(1 / n)) * inv(s_out))`` in newer
+    programs, ``F(F(s_in * inv(s_out)) / n)`` in older ones.
+    """
+    if newer:
+        return constant_multiplier(s_in, np.float32(1) / f32(n), s_out)
+    return f32(rescale_multiplier(s_in, s_out) / f32(n))
+
+
+def softmax_on_tiles(x: NDArray[np.uint8], s_in: float, beta: float, s_out: float, z_out: int) -> NDArray[np.uint8]:
+    """SOFTMAX of newer programs over the last axis: 16-bit EXP, sum, squared reciprocal square root, products.
+
+    :param x: uint8 ``[..., n]``; their zero point does not matter
+    :raises NumericsError: n above 32,768 (the sum would leave int32), bad scales
+    """
+    if not 0 < x.shape[-1] <= 2**15:
+        raise NumericsError(f"SOFTMAX on the tiles takes 1 to {2**15} values a row, not {x.shape[-1]}")
+    s_exp, s_rsqrt = inv(65535), inv(_RSQRT_SCALE)
+    s_inverse = multiplier(s_rsqrt, s_rsqrt, s_exp)
+    below = x.astype(np.int32) - x.max(axis=-1, keepdims=True)
+    e = requantise(below, constant_multiplier(s_in, beta, 1), EXP_CLAMP, 0, 0, bits=16, nlu=EXP_65535).astype(np.int64)
+    total = accumulators(e.sum(axis=-1, keepdims=True))
+    root = requantise(total, s_exp, -np.inf, np.inf, 0, bits=16, nlu=RSQRT.scaled(_RSQRT_SCALE)).astype(np.int64)
+    inverse = requantise(accumulators(root * root), multiplier(s_rsqrt, s_rsqrt, s_inverse), 0, 2**15, 0, bits=16)
+    return requantise(accumulators(e * inverse), multiplier(s_exp, s_inverse, s_out), *clamps(s_out, z_out), z_out)
+
+
+def softmax_on_scalar_core(
+    x: NDArray[np.uint8], s_in: float, z_in: int, beta: float, s_out: float, z_out: int
+) -> NDArray[np.uint8]:
+    """SOFTMAX of older programs over the last axis, in float32 steps; exp2 and reciprocal are taken as correctly
+    rounded, which the chip's are not always (a result within about 1e-4 of a tie may be one off).
+    """
+    values = (x.astype(np.float32) - f32(z_in)) * _scale("input scale", s_in)
+    exponents = (values - values.max(axis=-1, keepdims=True)) * f32(float(f32(beta)) * np.log2(np.e))
+    e = f32(np.exp2(exponents.astype(np.float64)))
+    share = e * (np.float32(1) / np.cumsum(e, axis=-1, dtype=np.float32)[..., -1:]) * inv(s_out)
+    return np.rint(np.clip(np.rint(share) + f32(z_out), 0, 255)).astype(np.uint8)
+
+
+def l2_normalise(x: NDArray[np.uint8], s_in: float, z_in: int, s_out: float, z_out: int) -> NDArray[np.uint8]:
+    """L2_NORMALIZATION over the last axis: 16-bit reciprocal square root of the sum of squares (at least one step).
+
+    :raises NumericsError: more than 33,025 values a row, bad scales
+    """
+    check_accumulator(x.shape[-1])
+    k = f32(np.float32(65535) / inv(s_in))
+    square = f32(_scale("input scale", s_in) * f32(s_in))
+    centred = x.astype(np.int64) - z_in
+    total = accumulators((centred * centred).sum(axis=-1, keepdims=True))
+    root = requantise(total, square, float(square), np.inf, 0, bits=16, nlu=RSQRT.scaled(k)).astype(np.int64)
+    mult = constant_multiplier(s_in, inv(k), s_out)
+    return requantise(accumulators(centred * root), mult, *clamps(s_out, z_out), z_out)
 
 
 def scale_and_zero_point(lo: float, hi: float) -> tuple[float, int]:

@@ -1,10 +1,10 @@
 """The layer-level judge: a TFLite graph computed in the chip's arithmetic, layer by layer; it never sees instructions.
 
-Source: docs/numerics.md, "Layer references".
+Source: docs/evaluate.md.
 """
 
-from coral.evaluate.graph import evaluate, evaluate_all
-from coral.evaluate.operands import EvaluateError
-from coral.evaluate.operators import OPERATORS
+from coral.evaluate import elementwise, movement, products, reductions  # noqa: F401  (they fill OPERATORS)
+from coral.evaluate.graph import evaluate
+from coral.evaluate.operands import OPERATORS, EvaluateError, Generation
 
-__all__ = ["OPERATORS", "EvaluateError", "evaluate", "evaluate_all"]
+__all__ = ["OPERATORS", "EvaluateError", "Generation", "evaluate"]

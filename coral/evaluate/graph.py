@@ -1,64 +1,130 @@
-"""Walking a graph operator by operator. Source: docs/numerics.md, "Layer references"."""
+"""Walking a graph operator by operator. Source: docs/evaluate.md."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coral.evaluate.operands import Call, EvaluateError, Operand
-from coral.evaluate.operators import OPERATORS
-from coral.package.graph import Graph, Model, read_model
+from coral import CoralError
+from coral.evaluate.operands import MAX_ELEMENTS, OPERATORS, Call, EvaluateError, Generation, Operand
+from coral.package.graph import Graph, Model, Operator, read_model
 
 Source = Graph | Model | Path | str | bytes
 
 
-def evaluate(source: Source, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Outputs of a model by name: what the chip computes, bit for bit, with the host's operators around it.
+def evaluate(
+    source: Source,
+    inputs: Mapping[str, NDArray[Any]],
+    *,
+    generation: Generation = "new",
+    outputs: Iterable[str] | None = None,
+    intermediates: bool = False,
+) -> dict[str, NDArray[Any]]:
+    """Tensors of a model by name: what the chip computes, bit for bit.
+
+    Only the operators between ``inputs`` and ``outputs`` run, so the chip's part of a model can be computed alone.
+    Variables (states of an LSTM) that are not given start at their zero points; asked for, they are the final states.
 
     :param source: a TFLite file (path or bytes), not compiled, or its graph
-    :param inputs: by tensor name, with exactly the tensors' shapes and dtypes
-    :raises EvaluateError: an input is missing, unknown or of other shape or dtype; an operator is not known
+    :param inputs: by tensor name, inner tensors too, with exactly the tensors' shapes and dtypes
+    :param generation: of the compiler whose average pools and softmax are computed
+    :param outputs: names of the wanted tensors, inner ones too; the model's outputs by default
+    :param intermediates: also return every tensor computed on the way
+    :raises EvaluateError: an input is missing, unknown or of other shape or dtype; an operator, option or dtype is not
+        known; the message names operator and tensor
     """
-    graph = _graph_of(source)
-    values = evaluate_all(graph, inputs)
-    return {graph.tensors[index].name: values[index] for index in graph.outputs}
-
-
-def evaluate_all(source: Source, inputs: Mapping[str, NDArray[Any]]) -> dict[int, NDArray[Any]]:
-    """As :func:`evaluate`, but the value of every tensor that has one, constants included, by tensor number."""
-    graph = _graph_of(source)
-    values: dict[int, NDArray[Any]] = {i: t.data for i, t in enumerate(graph.tensors) if t.data is not None}
-    values.update(_checked_inputs(graph, inputs))
-    for number, op in enumerate(graph.operators):
-        if op.name not in OPERATORS:
-            raise EvaluateError(f"operator {number} is {op.name}, which has no reference function yet")
-        operands = tuple(None if i < 0 else Operand(graph.tensors[i], values.get(i)) for i in op.inputs)
-        targets = [i for i in op.outputs if i >= 0]
-        call = Call(op.name, operands, tuple(Operand(graph.tensors[i]) for i in targets), op.options)
-        values.update(zip(targets, OPERATORS[op.name](call), strict=True))
-    missing = [graph.tensors[i].name for i in graph.outputs if i not in values]
+    if generation not in ("new", "old"):
+        raise EvaluateError(f"generation {generation!r} is neither 'new' nor 'old'")
+    graph = graph_of(source)
+    wanted = graph.outputs if outputs is None else tuple(tensor_number(graph, name) for name in outputs)
+    values = _checked_inputs(graph, inputs)
+    operators = operators_between(graph, values, wanted)
+    values.update({i: t.data for i, t in enumerate(graph.tensors) if t.data is not None and i not in values})
+    for i in graph.inputs:
+        if i not in values and any(i in graph.operators[number].inputs for number in operators):
+            tensor = graph.tensors[i]
+            raise EvaluateError(f"the input {tensor.name!r}, {tensor.dtype} {tensor.shape}, is needed and not given")
+    computed = set(wanted)
+    for number in operators:
+        targets, results = _run(graph, number, values, generation)
+        values.update(zip(targets, results, strict=True))
+        computed.update(targets)
+    missing = [graph.tensors[i].name for i in wanted if i not in values]
     if missing:
         raise EvaluateError(f"no operator computes the output {missing[0]!r}")
-    return values
+    return {graph.tensors[i].name: values[i] for i in (sorted(computed) if intermediates else wanted)}
 
 
-def _graph_of(source: Source) -> Graph:
+def operators_between(graph: Graph, given: Iterable[int], wanted: Iterable[int]) -> list[int]:
+    """Numbers of the operators that compute the tensors ``wanted`` from the tensors ``given``, in the graph's order."""
+    given, needed = set(given), set(wanted)
+    found = []
+    for number, op in reversed(tuple(enumerate(graph.operators))):
+        produced = {i for i in op.outputs if i >= 0 and i not in given} | set(_states(graph, op))
+        if needed & produced:
+            found.append(number)
+            needed |= set(op.inputs)
+    return found[::-1]
+
+
+def graph_of(source: Source) -> Graph:
+    """The main graph of ``source``. :raises coral.package.PackageError: the file cannot be read."""
     if isinstance(source, Graph):
         return source
     return (source if isinstance(source, Model) else read_model(source)).main
 
 
+def tensor_number(graph: Graph, name: str) -> int:
+    """The number of the only tensor with a name. :raises EvaluateError: there is none, or there are several."""
+    numbers = [i for i, tensor in enumerate(graph.tensors) if tensor.name == name]
+    if len(numbers) != 1:
+        raise EvaluateError(f"the graph has {len(numbers) or 'no'} tensors named {name!r}, needed is one")
+    return numbers[0]
+
+
+def _states(graph: Graph, op: Operator) -> list[int]:
+    return [i for i in op.inputs if i >= 0 and graph.tensors[i].is_variable]
+
+
+def _run(
+    graph: Graph, number: int, values: dict[int, NDArray[Any]], generation: Generation
+) -> tuple[list[int], tuple[NDArray[Any], ...]]:
+    """Numbers and values of an operator's outputs and, behind them, of the variables that it updates."""
+    op, tensors = graph.operators[number], graph.tensors
+    targets = [i for i in op.outputs if i >= 0]
+    place = f"operator {number}, {op.name} {tensors[targets[0]].name if targets else ''!r}"
+    for i in targets:
+        if min(tensors[i].shape, default=1) < 0 or math.prod(tensors[i].shape) > MAX_ELEMENTS:
+            raise EvaluateError(f"{place}: shape {tensors[i].shape} has negative or too many ({MAX_ELEMENTS}) elements")
+    for i in _states(graph, op):
+        values.setdefault(i, _initial_state(tensors[i]))
+    if op.name not in OPERATORS:
+        raise EvaluateError(f"{place}: the operator has no reference function")
+    operands = tuple(None if i < 0 else Operand(tensors[i], values.get(i)) for i in op.inputs)
+    call = Call(op.name, operands, tuple(Operand(tensors[i]) for i in targets), op.options, generation)
+    try:
+        results = OPERATORS[op.name](call)
+    except CoralError as error:
+        raise EvaluateError(f"{place}: {error}") from error
+    return (targets + _states(graph, op))[: len(results)], results
+
+
+def _initial_state(tensor: Any) -> NDArray[Any]:
+    zero = tensor.zero_points[0] if len(tensor.zero_points) else 0
+    return np.full(tensor.shape, zero, tensor.dtype)
+
+
 def _checked_inputs(graph: Graph, inputs: Mapping[str, NDArray[Any]]) -> dict[int, NDArray[Any]]:
-    expected = {graph.tensors[index].name: index for index in graph.inputs}
-    if set(inputs) != set(expected):
-        raise EvaluateError(f"the model's inputs are {sorted(expected)}, given are {sorted(inputs)}")
+    values = {}
     for name, array in inputs.items():
-        tensor = graph.tensors[expected[name]]
+        tensor = graph.tensors[number := tensor_number(graph, name)]
         if not isinstance(array, np.ndarray) or array.shape != tensor.shape or array.dtype != tensor.dtype:
             given = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
             raise EvaluateError(f"input {name!r} must be {tensor.dtype} {tensor.shape}, given is {given}")
-    return {expected[name]: array for name, array in inputs.items()}
+        values[number] = np.ascontiguousarray(array)
+    return values

@@ -1,17 +1,22 @@
-"""What an operator's reference function gets and gives. Source: docs/numerics.md, "Layer references"."""
+"""What an operator's reference function gets and gives. Source: docs/evaluate.md."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coral import CoralError
+from coral import CoralError, numerics
 from coral.package.graph import Tensor
 
+Generation = Literal["new", "old"]
+"""Of Google's compiler, where the two compute differently: average pools and SOFTMAX."""
+MAX_ELEMENTS = 2**26
+"""Largest tensor that is computed: a damaged file must not take all memory."""
 CODE_OFFSETS = {np.dtype(np.uint8): 0, np.dtype(np.int8): 128}
 """What the chip's unsigned codes have more than a tensor's values."""
 
@@ -35,6 +40,16 @@ class Operand:
         return self.value
 
     @property
+    def is_constant(self) -> bool:
+        """Whether the file holds the value."""
+        return self.tensor.data is not None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the value, or of the tensor where it has none yet."""
+        return self.tensor.shape if self.value is None else self.value.shape
+
+    @property
     def offset(self) -> int:
         """0 for uint8 and 128 for int8 tensors. :raises EvaluateError: any other dtype."""
         offset = None if self.tensor.dtype is None else CODE_OFFSETS.get(self.tensor.dtype)
@@ -47,7 +62,7 @@ class Operand:
     @property
     def codes(self) -> NDArray[np.uint8]:
         """The value as the chip holds it: uint8, int8 values plus 128."""
-        return (self.array.astype(np.int16) + self.offset).astype(np.uint8)
+        return self.array.view(np.uint8) ^ np.uint8(self.offset) if self.offset else self.array
 
     @property
     def scale(self) -> float:
@@ -65,9 +80,14 @@ class Operand:
             raise EvaluateError(f"tensor {self.tensor.name!r} has zero point {zero_point} in codes of 0..255")
         return zero_point
 
+    @property
+    def centred(self) -> NDArray[np.int32]:
+        """Codes less zero point, int32."""
+        return self.codes.astype(np.int32) - np.int32(self.zero_point)
+
     def from_codes(self, codes: NDArray[np.uint8]) -> NDArray[Any]:
         """An output's value from the chip's codes, in the tensor's dtype and shape."""
-        return self.shaped((codes.astype(np.int16) - self.offset).astype(self.tensor.dtype))
+        return self.shaped((codes ^ np.uint8(128)).view(np.int8) if self.offset else codes)
 
     def shaped(self, array: NDArray[Any]) -> NDArray[Any]:
         """``array`` in the tensor's shape. :raises EvaluateError: another number of elements."""
@@ -76,6 +96,10 @@ class Operand:
                 f"tensor {self.tensor.name!r} has shape {self.tensor.shape}, its operator computes {array.shape}"
             )
         return array.reshape(self.tensor.shape)
+
+    def same_quantisation(self, other: Operand) -> bool:
+        """Whether codes mean the same in both tensors."""
+        return (self.scale, self.zero_point) == (other.scale, other.zero_point)
 
 
 @dataclass(frozen=True)
@@ -86,20 +110,68 @@ class Call:
     inputs: tuple[Operand | None, ...]
     outputs: tuple[Operand, ...]
     options: dict[str, Any]
+    generation: Generation = "new"
 
     def input(self, index: int) -> Operand:
         """An input that must be there. :raises EvaluateError: it is left out."""
         if index >= len(self.inputs) or (operand := self.inputs[index]) is None:
-            raise EvaluateError(f"{self.name} lacks its input {index}")
+            raise EvaluateError(f"input {index} is missing")
         return operand
 
     def optional(self, index: int) -> Operand | None:
         """An input or None."""
         return self.inputs[index] if index < len(self.inputs) else None
 
+    def constant(self, index: int) -> NDArray[Any]:
+        """An integer input that the file holds. :raises EvaluateError: it is computed, or not of integers."""
+        operand = self.input(index)
+        if not operand.is_constant or not np.issubdtype(operand.array.dtype, np.integer):
+            raise EvaluateError(f"input {index} ({operand.tensor.name!r}) must be a constant of integers")
+        return operand.array
+
     @property
     def output(self) -> Operand:
         """The only output. :raises EvaluateError: there is not exactly one."""
         if len(self.outputs) != 1:
-            raise EvaluateError(f"{self.name} has {len(self.outputs)} outputs, expected is one")
+            raise EvaluateError(f"there are {len(self.outputs)} outputs, expected is one")
         return self.outputs[0]
+
+    @property
+    def activation(self) -> str:
+        """The fused activation's TFLite name."""
+        return self.options.get("fused_activation_function", "NONE")
+
+    def image(self, index: int) -> Operand:
+        """An input ``[N, H, W, C]``. :raises EvaluateError: another rank, or no elements."""
+        operand = self.input(index)
+        if len(operand.shape) != 4 or 0 in operand.shape:
+            raise EvaluateError(f"input {index} has shape {operand.shape}, expected is [N, H, W, C]")
+        return operand
+
+    def require(self, **expected: Any) -> None:
+        """:raises EvaluateError: an option that is not among the expected values (a value, or a tuple of them)."""
+        for option, value in expected.items():
+            allowed = value if isinstance(value, tuple) else (value,)
+            if option in self.options and self.options[option] not in allowed:
+                raise EvaluateError(f"option {option} is {self.options[option]!r}, supported is {value!r}")
+
+    def output_stage(self, acc: NDArray[np.int32], mult: Any, **options: Any) -> tuple[NDArray[Any], ...]:
+        """The only output's value from accumulators and multiplier, with the fused activation's clamps."""
+        y = self.output
+        low, high = numerics.clamps(y.scale, y.zero_point, options.pop("activation", self.activation))
+        return (y.from_codes(numerics.requantise(acc, mult, low, high, y.zero_point, **options)),)
+
+
+Function = Callable[[Call], tuple[NDArray[Any], ...]]
+OPERATORS: dict[str, Function] = {}
+"""The reference functions by TFLite's builtin names."""
+
+
+def operator(*names: str) -> Callable[[Function], Function]:
+    """Registers the reference function of the builtin operators ``names``."""
+
+    def register(function: Function) -> Function:
+        OPERATORS.update(dict.fromkeys(names, function))
+        return function
+
+    return register

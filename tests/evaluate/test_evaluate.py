@@ -169,10 +169,10 @@ def fc(index: int, replacement: Tensor, **options: Any) -> Graph:
 @pytest.mark.parametrize(
     ("graph", "x", "message"),
     [
-        (single("CONV_3D", FC, (0,)), X, "operator 0 is CONV_3D"),
-        (single("FULLY_CONNECTED", FC, (0,)), X, "lacks its input 1"),
+        (single("CONV_3D", FC, (0,)), X, "operator 0, CONV_3D 'y': the operator has no reference"),
+        (single("FULLY_CONNECTED", FC, (0,)), X, "FULLY_CONNECTED 'y': input 1 is missing"),
         (single("FULLY_CONNECTED", FC, (0, 2)), X, "'y' is read before"),
-        (single("FULLY_CONNECTED", FC, (0, 1), weights_format=1), X, "shuffled weights"),
+        (single("FULLY_CONNECTED", FC, (0, 1), weights_format=1), X, "option weights_format is 1"),
         (single("FULLY_CONNECTED", FC, (0, 1), fused_activation_function="TANH"), X, "'TANH' is not one of"),
         (fc(1, tensor("w", (3,), "i1", [1], [0], np.zeros(3, np.int8))), X, r"\(3,\) do not fit"),
         (fc(1, tensor("w", (3, 5), "i1", [1], [0], np.zeros((3, 5), np.int8))), X, r"\(3, 5\) do not fit"),
@@ -190,7 +190,11 @@ def fc(index: int, replacement: Tensor, **options: Any) -> Graph:
         (fc(2, FC[2]), X[0], r"given is int8 \(2,\)"),
         (fc(2, FC[2]), [[0, 0]], "given is list"),
         (Graph("main", tuple(FC), (0,), (2,), ()), X, "no operator computes the output 'y'"),
-        (Graph("main", tuple(FC), (0,), (2,), (Operator("RESHAPE", (0,), (), {}),)), X, "has 0 outputs"),
+        (
+            Graph("main", tuple(FC), (0,), (2,), (Operator("RESHAPE", (0,), (), {}),)),
+            X,
+            "no operator computes the output 'y'",
+        ),
     ],
 )
 def test_errors(graph: Graph, x: Any, message: str) -> None:
@@ -199,17 +203,28 @@ def test_errors(graph: Graph, x: Any, message: str) -> None:
 
 
 def test_inputs_by_name() -> None:
-    with pytest.raises(EvaluateError, match=r"inputs are \['x'\], given are \['z'\]"):
+    with pytest.raises(EvaluateError, match="no tensors named 'z'"):
         evaluate.evaluate(fc(2, FC[2]), {"z": X})
+    with pytest.raises(EvaluateError, match=r"input 'x', int8 \(1, 2\), is needed and not given"):
+        evaluate.evaluate(fc(2, FC[2]), {})
+    with pytest.raises(EvaluateError, match="has 2 tensors named 'x'"):
+        evaluate.evaluate(fc(1, FC[0]), {"x": X})
+    with pytest.raises(EvaluateError, match="generation 'newer'"):
+        evaluate.evaluate(fc(2, FC[2]), {"x": X}, generation="newer")  # type: ignore[arg-type]
 
 
-def test_every_value_of_a_model(corpus: Path) -> None:
+def test_inner_tensors(corpus: Path) -> None:
+    """A part of a model by the names of its ends, and every tensor on the way."""
     model = read_model(corpus / "dense" / "dense_256.tflite")
+    names = [tensor.name for tensor in model.main.tensors]
     x = np.arange(256, dtype=np.uint8)[None]
-    values = evaluate.evaluate_all(model, {model.main.tensors[0].name: x})
-    assert sorted(values) == [0, 1, 2, 3, 4]
-    assert np.array_equal(values[2], (x.astype(int) - 128).astype(np.int8))
-    assert np.array_equal(values[4], (values[3].astype(int) + 128).astype(np.uint8))
+    values = evaluate.evaluate(model, {names[0]: x}, intermediates=True)
+    assert list(values) == names[2:]
+    assert np.array_equal(values[names[2]], (x.astype(int) - 128).astype(np.int8))
+    assert np.array_equal(values[names[4]], (values[names[3]].astype(int) + 128).astype(np.uint8))
+    part = evaluate.evaluate(model, {names[2]: values[names[2]]}, outputs=[names[3]])
+    assert list(part) == [names[3]]
+    assert np.array_equal(part[names[3]], values[names[3]])
 
 
 def test_errors_are_coral_errors() -> None:
