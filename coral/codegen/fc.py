@@ -71,7 +71,9 @@ class FullyConnected(FcPlan):
                 row[: s.n] = array
                 parts.append(row.view(np.uint8).reshape(s.groups, 1, s.group_outputs, WORD_BYTES))
         if w_zp is not None:
-            padded[: s.n, s.k :] = w_zp[:, None].astype(np.uint8)
+            if w_zp.min() < 0 or w_zp.max() > 255:
+                raise CodegenError(f"w_zp holds {w_zp.min()}..{w_zp.max()}, a zero point of a uint8 code is 0..255")
+            padded[: s.n, s.k :] = w_zp[:, None]
         columns = padded.reshape(s.groups, s.group_outputs, s.words, WORD_BYTES).transpose(0, 2, 1, 3)
         return np.concatenate([*parts, columns], axis=1).tobytes()
 

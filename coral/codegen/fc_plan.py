@@ -209,6 +209,11 @@ class FcPlan:
     def __post_init__(self) -> None:
         s = self.shape
         name = f"fully connected {s.n} x {s.k}"
+        if int(self.parameter_row) != self.parameter_row:
+            raise ShapeError(
+                f"{name}: parameters at byte {ROW_BYTES * self.parameter_row:g}; a region starts at a multiple of "
+                f"{ROW_BYTES} bytes"
+            )
         end = self.parameter_row + self.rows_per_tile
         if self.parameter_row < 0 or end > FORWARD_FIFO_ROW:
             raise ShapeError(
@@ -223,10 +228,9 @@ class FcPlan:
         if self.first_tile < 0 or self.first_tile + self.tiles > TILES:
             raise ShapeError(f"{name}: {self.tiles} tiles from tile {self.first_tile} on, there are {TILES}")
         inputs = self.inputs
-        gathers = not self.header.scale
         if self.first_input_tile < 0 or self.first_input_tile + inputs.pieces > TILES:
             raise ShapeError(f"{name}: {inputs.pieces} input tiles from {self.first_input_tile} on, there are {TILES}")
-        if gathers and not inputs.fits_mesh():
+        if self.style is V14 and not inputs.fits_mesh():
             raise ShapeError(
                 f"{name}: {inputs.pieces} input tiles from tile {self.first_input_tile} on leave their mesh rows of "
                 f"{COLUMNS}"

@@ -99,6 +99,7 @@ def test_any_place_that_is_not_refused(n, k, bias, data):
         ({"n": 64, "k": 1024, "tile_shift": 1}, ["16 input tiles from 1"]),
         ({"n": 64, "k": 128, "tile_shift": 3}, ["2 input tiles from tile 3", "mesh rows of 4"]),
         ({"n": 64, "k": 64, "parameter_row": -1}, ["row -1"]),
+        ({"n": 64, "k": 64, "parameter_row": 1.5}, ["byte 384", "multiple of 256"]),
     ],
 )
 def test_limits_have_both_numbers(arguments, words):
@@ -215,6 +216,9 @@ def test_blob_refuses_wrong_arrays():
         fc.blob(weights)
     with pytest.raises(CodegenError, match="mult is given"):
         fc.blob(weights, bias, mult=np.ones(8, np.float32))
+    fc8 = fully_connected_per_channel(8, 4, QUANT)
+    with pytest.raises(CodegenError, match="w_zp holds -1..256"):
+        fc8.blob(weights, mult=np.ones(8, np.float32), w_zp=np.array([0, -1, 256, *[5] * 5], np.int32))
     with pytest.raises(CodegenError, match="100 bytes long, 128"):
         fc.caching(bytes(100))
 
