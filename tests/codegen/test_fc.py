@@ -217,7 +217,7 @@ def test_blob_refuses_wrong_arrays():
     with pytest.raises(CodegenError, match="mult is given"):
         fc.blob(weights, bias, mult=np.ones(8, np.float32))
     fc8 = fully_connected_per_channel(8, 4, QUANT)
-    with pytest.raises(CodegenError, match="w_zp holds -1..256"):
+    with pytest.raises(CodegenError, match=r"w_zp holds -1\.\.256"):
         fc8.blob(weights, mult=np.ones(8, np.float32), w_zp=np.array([0, -1, 256, *[5] * 5], np.int32))
     with pytest.raises(CodegenError, match="100 bytes long, 128"):
         fc.caching(bytes(100))
