@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coral import isa
-from coral.chip.errors import Hazard, UnwrittenRead
+from coral.chip.errors import Hazard
 from coral.chip.layout import (
     DYNAMIC0,
     LEVEL_FIXED,
@@ -144,22 +144,22 @@ class Queue:
 
 
 class ScalingStore:
-    """Which slots of a tile's scaling store hold groups that wait for the op, and which one it is using."""
+    """Which slots of a tile's scaling store hold a group that the op has not begun with, and which one it is using."""
 
     def __init__(self) -> None:
-        self.full: list[int] = []
+        self.fresh: set[int] = set()
         self.held: int | None = None
 
-    def take(self, where: str) -> int:
-        """The op goes on to the next group."""
-        if not self.full:
-            raise UnwrittenRead(f"{where} uses the scaling store, but no group was loaded into it")
-        self.held = self.full.pop(0)
-        return self.held
+    def take(self, slot: int) -> None:
+        """The op begins with the group in ``slot``."""
+        self.fresh.discard(slot)
+        self.held = slot
 
-    def release(self) -> None:
-        """The op is done with its last group."""
-        self.held = None
+    def load(self, slot: int, begins: bool, where: str) -> None:
+        """Words of a group are written to ``slot``; Hazard if the op still needs what they replace."""
+        if slot == self.held or (begins and slot in self.fresh):
+            raise Hazard(f"{where} overwrites slot {slot} of the scaling store before the op has used it")
+        self.fresh.add(slot)
 
 
 class Job:
@@ -319,14 +319,17 @@ class Machine:
             self.ring[SCALAR_NODE, 0].put(packets)
             self.wake(self.unit(SCALAR_NODE, "outfeed"))
 
-    def write_rows(self, job: Job, rows: NDArray[Any], data: Ids) -> None:
-        """Store packets in wide memory; Hazard if a row is overwritten that nobody has read yet."""
+    def write_rows(self, job: Job, rows: NDArray[Any], data: Ids, fifo: bool) -> None:
+        """Store packets in wide memory; Hazard if a row of a FIFO is overwritten that nobody has read yet."""
         memory, tile = self.memory, job.place
-        if memory.unread[tile, rows].any():
-            row = int(rows[memory.unread[tile, rows].argmax()])
-            raise Hazard(f"{job.where} overwrites row {row} of wide memory before anything has read it")
+        waiting = memory.unread[tile, rows]
+        if waiting.any():
+            lost = waiting & (memory.wide[tile, rows] != data).any(axis=1)
+            if lost.any():
+                row = int(rows[lost.argmax()])
+                raise Hazard(f"{job.where} overwrites row {row} of wide memory before anything has read it")
         memory.wide[tile, rows] = data
-        memory.unread[tile, rows] = True
+        memory.unread[tile, rows] = fifo
         memory.dirty[tile, rows] = True
 
     def run(self) -> None:

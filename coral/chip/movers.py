@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from coral import isa
-from coral.chip.errors import Hazard
 from coral.chip.layout import (
     BIAS_ENTRY,
     GRID,
@@ -104,7 +103,7 @@ class RingRecvJob(Job):
         rows = plan.rows[self.packets : self.packets + count]
         if count > 1:
             rows = rows[: 1 if machine.rng is not None else self.free(rows)]
-        machine.write_rows(self, rows, queue.take(len(rows)))
+        machine.write_rows(self, rows, queue.take(len(rows)), plan.fifo)
         self.packets += len(rows)
         before, self.position = self.position, int(plan.steps_done[self.packets])
         machine.bump(self.place, plan.counter, done(plan.stored, before, self.position))
@@ -133,6 +132,7 @@ class RingRecv(Plan):
         rows = nest.checked(WIDE_ROWS, "wide memory rows")
         self.gates = gates(instruction, (nest,))
         self.stored, self.steps = self.signal("sig_dst", nest), nest.steps
+        self.fifo = instruction.dst_slot_stride != 0
         headers = instruction.hdr_rows + 1 if instruction.hdr_en else 0
         first = np.zeros(nest.steps, bool)
         if headers:
@@ -181,7 +181,7 @@ class N2wJob(Job):
             a, b = plan.row_start[row], plan.row_start[end]
             rows = np.zeros(((end - row) * ROW_WORDS, 4), np.int32)
             rows[plan.slot[a:b] - row * ROW_WORDS] = machine.memory.narrow[self.place, self.words[a:b]]
-            machine.write_rows(self, plan.rows[row:end], plan.arrange(rows).reshape(-1, ROW_BYTES))
+            machine.write_rows(self, plan.rows[row:end], plan.arrange(rows).reshape(-1, ROW_BYTES), plan.fifo)
             self.position = end
             machine.bump(self.place, COUNTER.NARROW_TO_WIDE, done(plan.stored, row, end))
             if machine.rng is not None:
@@ -204,8 +204,8 @@ class N2w(Plan):
 
     def __init__(self, instruction: Any, word: int) -> None:
         super().__init__(instruction, word)
-        src, self.dst = self.walk("src"), self.walk("dst")
-        self.base = instruction.src_addr
+        src, self.dst = self.walk("src", short_dim=instruction.transpose), self.walk("dst")
+        self.base, self.fifo = instruction.src_addr, instruction.dst_slot_stride != 0
         self.indirect = instruction.addr_indirect
         self.words = src.addr if self.indirect else src.checked(NARROW_WORDS, "narrow memory words")
         self.rows = self.dst.checked(WIDE_ROWS, "wide memory rows")
@@ -255,7 +255,7 @@ class W2nJob(Job):
             end = self.trim(start, end)
             source = plan.source[start:end]
             rows = plan.rows[source]
-            memory.unread[tile, rows] = False
+            memory.unread[tile, plan.rows[int(plan.source[start - 1]) if start else 0 : int(source[-1]) + 1]] = False
             if plan.to_scaling:
                 words = memory.wide[tile].reshape(WIDE_ROWS, -1, 8)[rows, plan.offset[start:end]]
                 self.load_scaling(start, end, words)
@@ -270,16 +270,12 @@ class W2nJob(Job):
 
     def load_scaling(self, start: int, end: int, words: np.ndarray) -> None:
         """Entries of 8 bytes; a slot that the op has not finished with must not be touched."""
-        store, plan = self.machine.scaling[self.place], self.plan
-        target = plan.target[start:end]
-        groups = plan.stored.completed(end) if plan.stored else 0
-        for slot in np.unique(target % BIAS_ENTRY // SCALING_SLOT):
-            if slot in store.full or slot == store.held:
-                raise Hazard(f"{self.where} overwrites slot {slot} of the scaling store before the op has used it")
-        self.machine.memory.scaling[self.place, target] = words
-        for group in range(plan.stored.completed(start) if plan.stored else 0, groups):
-            assert plan.stored is not None
-            store.full.append(int(plan.target[plan.stored.start(group)]) % BIAS_ENTRY // SCALING_SLOT)
+        plan = self.plan
+        for block in range(plan.slots.index(start), plan.slots.index(end - 1) + 1):
+            first = plan.slots.start(block)
+            slot = int(plan.target[first]) % BIAS_ENTRY // SCALING_SLOT
+            self.machine.scaling[self.place].load(slot, first >= start, self.where)
+        self.machine.memory.scaling[self.place, plan.target[start:end]] = words
 
 
 class W2n(Plan):
@@ -300,6 +296,7 @@ class W2n(Plan):
         self.space = tuple(g for g in bound if g.side == 1)
         self.stored = self.signal("sig_dst", self.dst)
         self.counter = COUNTER.WIDE_TO_SCALING if self.to_scaling else COUNTER.WIDE_TO_NARROW
+        self.slots = self.dst.blocks(instruction.dst_slot_level if instruction.dst_slot_stride else len(self.dst.counts))
         per_row = ROW_WORDS // 2 if self.to_scaling else ROW_WORDS
         blocks = self.dst.blocks(instruction.unpack_level)
         edges = np.array([blocks.start(i) for i in range(blocks.count + 1)])

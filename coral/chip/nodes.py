@@ -211,6 +211,8 @@ def join(parts: list[tuple[OpRecord, int, int]], level: int, builder: Builder) -
         xs, ws, outs, psums = [], [], [], []
         for record, first, last in parts:
             groups = first + np.flatnonzero((shapes[first:last] == (size, channels)).all(axis=1))
+            if not len(groups):
+                continue
             steps = plan.steps_by_group[plan.group_first[groups][:, None] + np.arange(size)]
             x, w = record.operands()
             x = x[steps]

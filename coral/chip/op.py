@@ -50,6 +50,7 @@ class OpRecord:
         self.pieces: list[tuple[Ids, bool]] = []
         self.weights: list[NDArray[np.int32]] = []
         self.scales: dict[int, int] = {}
+        self.spoilt: NDArray[np.bool_] | None = None
         self.out_base = np.zeros(plan.groups, np.int32)
         self.psum_base = np.zeros(plan.groups, np.int32) if plan.stores_psum else None
 
@@ -93,13 +94,13 @@ class OpJob(Job):
             self.read(start, end)
             self.position = end
             words = self.finish_groups(start, end)
+            if plan.scaled and (end == plan.nest.steps or plan.iteration[end] != self.iteration):
+                machine.scaling[self.place].held = None
             machine.bump(self.place, COUNTER.PARAMETERS, done(plan.sig_par, start, end))
             machine.bump(self.place, COUNTER.PARTIAL_SUMS, done(plan.sig_psum, start, end))
             machine.bump(self.place, COUNTER.AVDATA, done(plan.sig_av, *words))
             if machine.rng is not None and end < plan.nest.steps:
                 return MORE
-        if plan.scaled:
-            machine.scaling[self.place].release()
         return DONE
 
     def read(self, start: int, end: int) -> None:
@@ -112,10 +113,6 @@ class OpJob(Job):
                 if iteration > self.iteration:
                     self.iteration = iteration
                     record.scales[iteration] = self.scaling(iteration)
-        if plan.x_bytes:
-            record.pieces.append(self.activations(start, end))
-        else:
-            record.pieces.append((np.zeros(end - start, np.int32), True))
         if plan.par is None:
             record.weights.append(np.zeros(end - start, np.int32))
         else:
@@ -125,9 +122,13 @@ class OpJob(Job):
             columns = memory.wide[tile].reshape(WIDE_ROWS, 64, 4)[rows, : plan.columns]
             lanes = (addresses & 3)[:, None] + np.arange(plan.w_bytes)
             ids = np.take_along_axis(columns, np.broadcast_to(lanes[:, None, :], (*columns.shape[:2], plan.w_bytes)), 2)
-            if ids[:, : plan.channels_min].min() <= 0:
-                self.complain(ids[:, : plan.channels_min], addresses, "parameters", "64-byte unit")
+            if ids.min() <= 0:
+                self.spoil(ids, addresses, plan.group_of_step[start:end], inverse)
             record.weights.append(machine.trace.weights.intern(ids)[inverse])
+        if plan.x_bytes:
+            record.pieces.append(self.activations(start, end))
+        else:
+            record.pieces.append((np.zeros(end - start, np.int32), True))
         if plan.psum is not None and not plan.single_visit:
             self.check_psums(start, end)
 
@@ -141,8 +142,49 @@ class OpJob(Job):
         else:
             ids = memory.narrow[tile].reshape(-1)[plan.x_addr[start:end, None] + np.arange(plan.x_bytes)]
         if ids.min() <= 0:
-            self.complain(ids, plan.x_addr[start:end], "activations", "narrow byte")
+            self.miss(ids, start)
         return ids, False
+
+    def miss(self, ids: Ids, start: int) -> None:
+        """Activation bytes that nobody wrote spoil the columns in which they meet anything but the zero point."""
+        plan, record = self.plan, self.record
+        assert record is not None
+        bad = np.flatnonzero((ids <= 0).any(axis=1))
+        cases, which = np.unique(np.c_[record.weights[-1][bad], ids[bad] <= 0], axis=0, return_inverse=True)
+        hits = np.stack([self.meets(int(case[0]), case[1:] != 0) for case in cases])[which.reshape(-1)]
+        hopeless = hits[:, : plan.channels_min].all(axis=1) | (ids[bad] < 0).any(axis=1)
+        if hopeless.any():
+            step = int(bad[hopeless.argmax()])
+            self.complain(ids[step : step + 1], plan.x_addr[start + step :], "activations", "narrow byte")
+        if record.spoilt is None:
+            record.spoilt = np.zeros((plan.groups, plan.columns), bool)
+        np.logical_or.at(record.spoilt, plan.group_of_step[start + bad], hits)
+
+    def meets(self, number: int, missing: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Columns in which some missing activation byte meets a parameter other than the zero point, or an unknown one."""
+        plan, values = self.plan, self.machine.values
+        weights = self.machine.trace.weights.entries[number]
+        if plan.zp_rows is not None or values.level[weights >> 2].max() > LEVEL_FIXED:
+            return np.ones(plan.columns, bool)
+        elements = values.data[weights]
+        elements = elements.view("<u2") if plan.instruction.par16 else elements
+        lost = missing.reshape(-1, 1 + plan.instruction.act16).any(axis=1)
+        return ((elements != plan.instruction.w_zp) & lost).any(axis=1)
+
+    def spoil(self, ids: Ids, addresses: Index, groups: Index, inverse: Index) -> None:
+        """Columns whose parameters nobody wrote have unwritten results; a row without any written byte is an error,
+        unless this program moved it there."""
+        record, plan = self.record, self.plan
+        assert record is not None
+        bad = (ids <= 0).any(axis=2)
+        rows = addresses >> 2
+        empty = ~self.machine.memory.dirty[self.place, rows] & (self.machine.memory.wide[self.place, rows] == 0).all(axis=1)
+        if empty.any() or (ids < 0).any():
+            which = empty if empty.any() else (ids < 0).any(axis=(1, 2))
+            self.complain(ids[which], addresses[which], "parameters", "64-byte unit")
+        if record.spoilt is None:
+            record.spoilt = np.zeros((plan.groups, plan.columns), bool)
+        np.logical_or.at(record.spoilt, groups, bad[inverse])
 
     def complain(self, ids: Ids, addresses: Index, what: str, unit: str) -> None:
         """An operand was never written, or is an unfinished partial sum."""
@@ -157,8 +199,8 @@ class OpJob(Job):
         plan, machine, memory, tile = self.plan, self.machine, self.machine.memory, self.place
         ids = np.zeros((3, plan.columns, 4), np.int32)
         if plan.scaled:
-            slot = machine.scaling[tile].take(self.where)
-            first = slot * SCALING_SLOT
+            machine.scaling[tile].take(iteration & 1)
+            first = (iteration & 1) * SCALING_SLOT
             store = memory.scaling[tile]
             if plan.scale_en:
                 ids[0] = store[first : first + SCALING_SLOT].reshape(64, 4)[: plan.columns]
@@ -177,8 +219,9 @@ class OpJob(Job):
     def check_psums(self, start: int, end: int) -> None:
         """Partial sums that are continued must be the ones that this op left in that row."""
         plan, tile = self.plan, self.place
-        visits = plan.visits_starting(start, end)
-        rows = plan.psum_rows[visits[~plan.first_visit[visits]]]
+        a, b = np.searchsorted(plan.visit_start, (start, end))
+        earlier = plan.previous_visit[a:b]
+        rows = plan.psum_rows[a:b][(earlier >= 0) & (earlier < a)]
         if len(rows) and (self.machine.memory.wide[tile, rows] != PARTIAL).any():
             raise Hazard(f"{self.where}: partial sums were overwritten before the accumulation was complete")
 
@@ -196,7 +239,10 @@ class OpJob(Job):
         if after > before:
             base = machine.values.make((b - a) * 4, LEVEL_FIXED)
             record.out_base[before:after] = base + (plan.out_start[before:after] - a) * 4
-            memory.narrow[tile, plan.out_words[a:b]] = base + np.arange((b - a) * 4, dtype=np.int32).reshape(-1, 4)
+            ids = base + np.arange((b - a) * 4, dtype=np.int32).reshape(-1, 4)
+            if record.spoilt is not None:
+                ids[plan.spoilt_bytes(record.spoilt, before, after)] = UNWRITTEN
+            memory.narrow[tile, plan.out_words[a:b]] = ids
             machine.trace.items.append((record, before, after))
             self.groups = after
         return a, b
@@ -245,7 +291,7 @@ class OpPlan(Plan):
         widths = (i.act16, i.par16, i.lane_off)
         if widths not in ELEMENTS:
             self.field_is("lane_off", *(lane for act, par, lane in ELEMENTS if (act, par) == widths[:2]))
-        self.elements = ELEMENTS[widths]
+        self.elements = 1 if self.kind is isa.OpMax else ELEMENTS[widths]
         self.x_bytes = self.elements * (1 + i.act16) if self.kind is isa.Op else 0
         self.w_bytes = self.elements * (1 + i.par16)
         self.field_is("acc_on", 1)
@@ -269,7 +315,7 @@ class OpPlan(Plan):
         psum = i.walk("psum")
         reduced = [bool(i.reduce_mask >> k & 1) for k in range(8)]
         level = next((k for k in range(8) if counts[k] > 1 and not reduced[k]), 8)
-        if not i.reduce_mask and psum.slot_stride:
+        if not i.reduce_mask and psum.slot_stride and psum.slot_level:
             visit_key = group_key = nest.outer(nest.full, 0) // math.prod(psum.counts[: psum.slot_level])
             self.require(
                 nest.kept is None, "a shortened pass in an op that packs steps by its psum walk is not modelled"
@@ -284,16 +330,18 @@ class OpPlan(Plan):
         self.visit_start = starts
         self.visit_end = np.r_[starts[1:], nest.steps]
         outer = [k for k in range(level, 8) if reduced[k] and counts[k] > 1 and i.reduce_mask]
-        self.first_visit, last = np.ones(len(starts), bool), np.ones(len(starts), bool)
+        last = np.ones(len(starts), bool)
         for k in outer:
-            index = nest.index(k)[starts]
-            self.first_visit &= index == 0
-            last &= index == counts[k] - 1
+            last &= nest.index(k)[starts] == counts[k] - 1
         self.single_visit = not outer
         self.require(self.single_visit or not i.acc_init, "acc_init = 1, but other groups come between the sums of one")
         keys = group_key[starts]
         order = np.argsort(keys[last], kind="stable")
         rank = order[np.searchsorted(keys[last][order], keys)]
+        self.previous_visit = np.full(len(starts), -1)
+        by_group = np.argsort(rank, kind="stable")
+        same = rank[by_group][1:] == rank[by_group][:-1]
+        self.previous_visit[by_group[1:][same]] = by_group[:-1][same]
         self.groups = int(last.sum())
         self.group_end = self.visit_end[last]
         self.group_of_step = np.repeat(rank, self.visit_end - self.visit_start)
@@ -360,9 +408,11 @@ class OpPlan(Plan):
         )
         return walk
 
-    def visits_starting(self, start: int, end: int) -> Index:
-        a, b = np.searchsorted(self.visit_start, (start, end))
-        return np.arange(a, b)
+    def spoilt_bytes(self, columns: NDArray[np.bool_], first: int, last: int) -> NDArray[np.bool_]:
+        """Which result bytes ``[words, 4]`` of some groups belong to spoilt columns."""
+        bytes_of_group = np.repeat(columns[first:last], self.result_bytes, axis=1)
+        kept = np.arange(bytes_of_group.shape[1]) < 4 * np.diff(self.out_start[first : last + 1])[:, None]
+        return bytes_of_group[kept].reshape(-1, 4)
 
     def visits_ending(self, start: int, end: int) -> Index:
         a, b = np.searchsorted(self.visit_end, (start, end), side="right")

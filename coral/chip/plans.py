@@ -29,9 +29,9 @@ class Plan:
         """This instruction on one tile."""
         return self.job_class(machine, self, place)
 
-    def walk(self, name: str) -> Addresses:
-        """The walk of that keyword, as addresses."""
-        return Addresses(self.instruction.walk(name), f"{self.where}, walk {name}")
+    def walk(self, name: str, short_dim: int = 0) -> Addresses:
+        """The walk of that keyword, as addresses; ``short_dim`` is what a shortened pass shortens."""
+        return Addresses(self.instruction.walk(name), f"{self.where}, walk {name}", short_dim)
 
     def signal(self, name: str, nest: Nest) -> Blocks | None:
         """The blocks that a signal counts, or None if it is off."""
@@ -52,11 +52,6 @@ class Plan:
         """RuleViolation, naming the instruction, unless the rule holds."""
         if not good:
             raise RuleViolation(f"{self.where}: {rule}")
-
-    def idle_walk(self, name: str) -> bool:
-        """Whether the walk does nothing: no increment, no count, however it starts."""
-        walk = self.instruction.walk(name)
-        return not any(walk.strides) and all(n == 1 for n in walk.counts)
 
 
 def done(blocks: Blocks | None, before: int, after: int) -> int:

@@ -30,6 +30,7 @@ from coral.chip.walks import signed16
 
 DMA_UNITS = ("ring_producer", "ring_consumer0", "ring_consumer1", "narrow_to_wide", "wide_to_narrow")
 SCALAR_UNITS = ("activation_pop", "parameter_pop", "infeed", "outfeed")
+ALL_UNITS = 0x3FF
 FINAL, CONTINUED = 4, (0, 1)
 
 
@@ -69,6 +70,8 @@ class Dispatcher(Unit):
                     return
                 for ctr in entry.counters:
                     machine.assign(self.place, ctr, entry.value)
+                if entry.full:
+                    machine.memory.unread[self.place] = False
                 if entry.token:
                     machine.tokens[self.place] += 1
                     machine.wake(machine.core)
@@ -84,6 +87,7 @@ class Fence:
     def __init__(self, instruction: Any, word: int) -> None:
         self.where = f"tile_fence at word {word}, seq {instruction.seq}"
         self.drains = fenced_units(instruction.unit_mask)
+        self.full = instruction.unit_mask == ALL_UNITS
         self.counters = [c for c in range(TILE_COUNTERS) if instruction.ctr_mask >> c & 1]
         self.value = signed16(instruction.ctr_value)
         self.token = bool(instruction.token)

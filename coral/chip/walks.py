@@ -49,10 +49,13 @@ class Blocks:
 class Nest:
     """A loop nest, innermost first, with its shortened pass: the kept steps in order.
 
-    ``last_dim`` != 0: while that dimension is in its final iteration, dimension 0 runs at most ``last_cnt`` + 1 times.
+    ``last_dim`` != 0: while that dimension is in its final iteration, dimension ``short_dim`` runs at most ``last_cnt``
+    + 1 times. (A longer final pass is written by some programs; its extra steps only ever move discarded words.)
     """
 
-    def __init__(self, counts: Sequence[int], last_dim: int = 0, last_cnt: int = 0, where: str = "walk") -> None:
+    def __init__(
+        self, counts: Sequence[int], last_dim: int = 0, last_cnt: int = 0, where: str = "walk", short_dim: int = 0
+    ) -> None:
         if math.prod(counts) > MAX_WALK_STEPS:
             raise RuleViolation(f"{where}: a loop nest of {math.prod(counts)} steps; the budget is {MAX_WALK_STEPS}")
         if last_dim >= len(counts):
@@ -63,10 +66,10 @@ class Nest:
         self._blocks: dict[int, Blocks] = {}
         self.kept: Index | None = None
         self.steps = math.prod(counts)
-        if last_dim and last_cnt + 1 < counts[0]:
+        if last_dim and last_cnt + 1 < counts[short_dim]:
             full = np.arange(self.steps)
             last = self.outer(full, last_dim) % counts[last_dim] == counts[last_dim] - 1
-            self.kept = np.flatnonzero(~(last & (full % counts[0] > last_cnt)))
+            self.kept = np.flatnonzero(~(last & (self.outer(full, short_dim) % counts[short_dim] > last_cnt)))
             self.steps = len(self.kept)
 
     @cached_property
@@ -102,8 +105,8 @@ class Nest:
 class Addresses(Nest):
     """A walk: the nest and the address of every kept step, slots included."""
 
-    def __init__(self, walk: isa.Walk, where: str) -> None:
-        super().__init__(tuple(walk.counts), walk.last_dim, walk.last_cnt, where)
+    def __init__(self, walk: isa.Walk, where: str, short_dim: int = 0) -> None:
+        super().__init__(tuple(walk.counts), walk.last_dim, walk.last_cnt, where, short_dim)
         self.walk = walk
 
     @cached_property
