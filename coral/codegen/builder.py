@@ -108,14 +108,15 @@ class Builder:
 
     def _count_signals(self, i: isa.Instruction) -> None:
         match i:
-            case isa.Op():
+            case isa.OpFormat():
                 self._signal(i, "sig_av", TileCounter.AVDATA)
                 self._signal(i, "sig_par", TileCounter.PARAMETERS)
             case isa.RingSend():
                 self._signal(i, "sig_src", TileCounter.RING_WRITE)
                 ring = TileCounter.RING_PRODUCER_B if i.to_consumer1 else TileCounter.RING_PRODUCER_A
-                sent = len(tiles_of(i.tile_mask)) * self._signal(i, "sig_ring", ring, ALL_TILES)
-                self._scalar_counts[ScalarCounter.PRODUCER_B if i.to_consumer1 else ScalarCounter.PRODUCER_A] += sent
+                producer = ScalarCounter.PRODUCER_B if i.to_consumer1 else ScalarCounter.PRODUCER_A
+                for _ in tiles_of(i.tile_mask):
+                    self._scalar_counts[producer] += self._signal(i, "sig_ring", ring, ALL_TILES)
             case isa.RingRecv0():
                 self._signal(i, "sig_dst", TileCounter.RING_READ_A)
             case isa.RingRecv1():
