@@ -98,7 +98,7 @@ def test_ties_go_to_even(acc: int, code: int) -> None:
         (19, 0.026315787807106972, 0),  # 19 * m is above 0.4999999; F(19 * m) = 0.49999997
         (3, 0.8333333134651184, 2),  # 2.49999994 exactly, F() = 2.5, a tie that goes to 2 as the product would
         (3, 1.1666666269302368, 4),  # 3.49999988 exactly, F() = 3.5: rounds to 4, the exact product to 3
-        (16777217, 1.1920928955078125e-07, 2),  # F(2^24 + 1) = 2^24: 2.0
+        (2**24 + 1, 2.5 * 2.0**-24, 2),  # F(2^24 + 1) = 2^24, so a tie; the sum itself would give 2.5000002 and 3
         (-3, 1.1666666269302368, -4),
     ],
 )
@@ -148,6 +148,12 @@ def test_fully_connected_is_exact_at_the_largest_sums() -> None:
         numerics.check_accumulator(k, np.array([-(2**31 - k * 65025)], np.int32))
     with pytest.raises(NumericsError, match="K = 33026"):
         numerics.check_accumulator(k + 1)
+
+
+def test_sums_wrap_like_the_chips_registers() -> None:
+    x, w = np.full((1, 2), 255, np.uint8), np.ones((2, 2), np.uint8)
+    b = np.array([2**31 - 1, 2**31 - 511], np.int32)
+    assert numerics.fully_connected(x, w, b, 0, 0, 1.0, -100, 155, 100).tolist() == [[0, 255]]
 
 
 def reference_spline(c: np.ndarray, brk: np.ndarray, x: Fraction) -> Fraction:

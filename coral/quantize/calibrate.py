@@ -183,12 +183,11 @@ def rectifiable(
 ) -> set[str]:
     """Layers whose output may be cut at 0 because nothing but ReLU ever sees it.
 
-    Candidates are layers that some layer reads through ReLU and none reads directly. Uses that no layer sees (a
-    residual sum, the model's output) come to light by running the float model with the candidates cut: every input of
-    every layer and the model's output must keep each bit.
+    Candidates are layers that some layer reads through ReLU. Other uses (a residual sum, another layer, the model's
+    output) come to light by running the float model with the candidates cut: every input of every layer and the model's
+    output must keep each bit.
     """
-    links = [(name, relu) for seen in first.observations.values() for name, relu in seen.producers.items()]
-    candidates = {name for name, relu in links if relu} - {name for name, relu in links if not relu}
+    candidates = {name for seen in first.observations.values() for name, relu in seen.producers.items() if relu}
 
     def unchanged(names: set[str]) -> bool:
         cut = record(graph, linears, batches, rectified=names)
