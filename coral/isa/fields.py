@@ -39,39 +39,18 @@ class DecodeError(IsaError):
 class TileCounter(IntEnum):
     """The 19 sync counters that every tile has."""
 
-    AVDATA = 0
-    PARAMETERS = 1
-    PARTIAL_SUMS = 2
-    MESH_NORTH_IN = 3
-    MESH_EAST_IN = 4
-    MESH_SOUTH_IN = 5
-    MESH_WEST_IN = 6
-    MESH_NORTH_OUT = 7
-    MESH_EAST_OUT = 8
-    MESH_SOUTH_OUT = 9
-    MESH_WEST_OUT = 10
-    WIDE_TO_NARROW = 11
-    WIDE_TO_SCALING = 12
-    NARROW_TO_WIDE = 13
-    RING_READ_A = 14
-    RING_READ_B = 15
-    RING_WRITE = 16
-    RING_PRODUCER_A = 17
-    RING_PRODUCER_B = 18
+    AVDATA, PARAMETERS, PARTIAL_SUMS = range(3)
+    MESH_NORTH_IN, MESH_EAST_IN, MESH_SOUTH_IN, MESH_WEST_IN = range(3, 7)
+    MESH_NORTH_OUT, MESH_EAST_OUT, MESH_SOUTH_OUT, MESH_WEST_OUT = range(7, 11)
+    WIDE_TO_NARROW, WIDE_TO_SCALING, NARROW_TO_WIDE = range(11, 14)
+    RING_READ_A, RING_READ_B, RING_WRITE, RING_PRODUCER_A, RING_PRODUCER_B = range(14, 19)
 
 
 class ScalarCounter(IntEnum):
     """The 9 sync counters of the scalar core."""
 
-    AVDATA_POP = 0
-    PARAMETER_POP = 1
-    AVDATA_INFEED = 2
-    PARAMETER_INFEED = 3
-    SCALAR_INFEED = 4
-    PRODUCER_A = 5
-    PRODUCER_B = 6
-    RING_OUTFEED = 7
-    SCALAR_PIPELINE = 8
+    AVDATA_POP, PARAMETER_POP, AVDATA_INFEED, PARAMETER_INFEED, SCALAR_INFEED = range(5)
+    PRODUCER_A, PRODUCER_B, RING_OUTFEED, SCALAR_PIPELINE = range(5, 9)
 
 
 class f32_bits(int):

@@ -12,29 +12,9 @@ from coral.isa.tile import Predicated
 class AluOp(IntEnum):
     """``alu_op & 0x1f``; with 0x20 the second operand is the immediate."""
 
-    NONE = 0
-    ADD = 1
-    SUB = 2
-    AND = 3
-    OR = 4
-    XOR = 5
-    SHL = 6
-    SHR = 7
-    ASR = 8
-    EQ = 9
-    NE = 10
-    GT = 11
-    LT = 12
-    GEU = 13
-    GE = 14
-    MOV = 15
-    I2F = 16
-    F2I = 17
-    FADD = 18
-    FSUB = 19
-    FMUL = 20
-    FMAX = 21
-    FMIN = 22
+    NONE, ADD, SUB, AND, OR, XOR, SHL, SHR, ASR = range(9)
+    EQ, NE, GT, LT, GEU, GE = range(9, 15)
+    MOV, I2F, F2I, FADD, FSUB, FMUL, FMAX, FMIN = range(15, 23)
 
 
 class AluFlag(IntEnum):
@@ -50,58 +30,37 @@ IMMEDIATE = 1 << AluFlag.IMMEDIATE
 class StoreOp(IntEnum):
     """``st_op``: the store and host-DMA slot of a bundle."""
 
-    NONE = 0
-    STORE = 2
-    STORE_AT = 4
-    STORE_INC = 6
-    PUSH = 8
-    DESCRIPTOR = 10
-    ISSUE = 12
+    NONE, STORE, STORE_AT, STORE_INC, PUSH, DESCRIPTOR, ISSUE = range(0, 13, 2)
 
 
 class LoadMode(IntEnum):
     """``ld_mode``: the load slot of a bundle."""
 
-    NONE = 0
-    LOAD = 1
-    LOAD_AT = 2
-    LOAD_INC = 3
+    NONE, LOAD, LOAD_AT, LOAD_INC = range(4)
 
 
 class SfuOp(IntEnum):
     """``sfu_op``: the special-function slot of a bundle."""
 
-    NONE = 0
-    RECIPROCAL = 2
-    EXP2 = 3
+    NONE, RECIPROCAL, EXP2 = 0, 2, 3
 
 
 class ScalarUnit(IntEnum):
     """Bits of a scalar fence's ``idle_mask``."""
 
-    AVDATA_POP = 0
-    PARAMETER_POP = 1
-    INFEED = 2
-    OUTFEED = 3
-    PIPELINE = 4
+    AVDATA_POP, PARAMETER_POP, INFEED, OUTFEED, PIPELINE = range(5)
 
 
 class Source(IntEnum):
     """``stream`` of pop and infeed."""
 
-    PARAMETERS = 0
-    ACTIVATIONS = 1
-    SCALAR_MEMORY = 2
+    PARAMETERS, ACTIVATIONS, SCALAR_MEMORY = range(3)
 
 
 class Tag(IntEnum):
     """Kind of a host DMA."""
 
-    INSTRUCTIONS = 0
-    INPUT = 1
-    PARAMETERS = 2
-    OUTPUT = 3
-    INTERRUPT0 = 4
+    INSTRUCTIONS, INPUT, PARAMETERS, OUTPUT, INTERRUPT0 = range(5)
 
 
 class Scalar(Predicated):

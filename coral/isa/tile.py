@@ -178,16 +178,8 @@ class MeshEast(_Mesh):
 class FenceUnit(IntEnum):
     """Bits of a tile fence's ``unit_mask``; 1..4 are the ring units and wide-to-narrow in an order still open."""
 
-    OP = 0
-    OPEN_1 = 1
-    OPEN_2 = 2
-    OPEN_3 = 3
-    OPEN_4 = 4
-    NARROW_TO_WIDE = 5
-    MESH_SOUTH = 6
-    MESH_WEST = 7
-    MESH_NORTH = 8
-    MESH_EAST = 9
+    OP, OPEN_1, OPEN_2, OPEN_3, OPEN_4, NARROW_TO_WIDE = range(6)
+    MESH_SOUTH, MESH_WEST, MESH_NORTH, MESH_EAST = range(6, 10)
 
 
 class TileFence(Predicated):

@@ -5,20 +5,44 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from coral import __version__, isa
+from coral.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def coral(*arguments: object, shell: str = "") -> subprocess.CompletedProcess[str]:
-    """Run ``python -m coral`` in a process of its own."""
-    command = [sys.executable, "-m", "coral", *map(str, arguments)]
-    if shell:
-        command = ["bash", "-c", f"{' '.join(command)} {shell}"]
+class Result(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Coral = Callable[..., Result]
+
+
+@pytest.fixture
+def coral(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Coral:
+    """Runs ``coral ARGUMENTS`` in this process."""
+
+    def run(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["coral", *map(str, arguments)])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        return Result(int(code or 0) if isinstance(code, int | None) else 1, *capsys.readouterr())
+
+    return run
+
+
+def process(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
 
 
@@ -32,7 +56,7 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def test_version_and_help_without_heavy_imports() -> None:
+def test_version_and_help_without_heavy_imports(coral: Coral) -> None:
     assert coral("version").stdout == f"tinycoral {__version__}\n"
     shown = coral("--help")
     assert shown.returncode == 0
@@ -41,18 +65,17 @@ def test_version_and_help_without_heavy_imports() -> None:
     script = (
         "import sys, coral.cli; print([m for m in ('numpy', 'tinygrad', 'rich.table', 'usb1') if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert found.stdout == "[]\n"
+    assert process(sys.executable, "-c", script).stdout == "[]\n"
 
 
-def test_usage_errors_exit_with_2() -> None:
+def test_usage_errors_exit_with_2(coral: Coral) -> None:
     for arguments in (("nosuch",), ("disasm",), ("disasm", "/nonexistent.coral"), ("isa", "check"), ("asm", "x")):
         result = coral(*arguments)
         assert result.returncode == 2, arguments
         assert "Usage" in result.stderr
 
 
-def test_disassembled_and_assembled_again_it_is_the_same_file(program: Path, tmp_path: Path) -> None:
+def test_disassembled_and_assembled_again_it_is_the_same_file(coral: Coral, program: Path, tmp_path: Path) -> None:
     text, again = tmp_path / "small.s", tmp_path / "again.coral"
     result = coral("disasm", program)
     assert result.returncode == 0, result.stderr
@@ -64,7 +87,7 @@ def test_disassembled_and_assembled_again_it_is_the_same_file(program: Path, tmp
     assert again.read_bytes() == program.read_bytes()
 
 
-def test_errors_are_sentences_and_exit_with_1(program: Path, tmp_path: Path) -> None:
+def test_errors_are_sentences_and_exit_with_1(coral: Coral, program: Path, tmp_path: Path) -> None:
     text, out = tmp_path / "bad.s", tmp_path / "out.coral"
     text.write_text("start\nhalt cod=4\n")
     result = coral("asm", text, "-o", out)
@@ -90,12 +113,12 @@ def test_errors_are_sentences_and_exit_with_1(program: Path, tmp_path: Path) -> 
 
 def test_a_closed_pipe_is_quiet(corpus: Path) -> None:
     path = next((corpus / "vision").glob("mobilenet_v2*_edgetpu.tflite"))
-    result = coral("disasm", path, shell="| head -2")
+    result = process("bash", "-c", f"{sys.executable} -m coral disasm {path} | head -2")
     assert result.stderr == ""
     assert len(result.stdout.splitlines()) == 2
 
 
-def test_isa_check_reports_as_text_and_as_json(program: Path, tmp_path: Path) -> None:
+def test_isa_check_reports_as_text_and_as_json(coral: Coral, program: Path, tmp_path: Path) -> None:
     result = coral("isa", "check", program)
     assert result.returncode == 0, result.stdout
     assert "       5  instructions" in result.stdout
@@ -115,14 +138,14 @@ def test_isa_check_reports_as_text_and_as_json(program: Path, tmp_path: Path) ->
     assert "unknown bits 96" in result.stdout
 
 
-def test_isa_check_without_any_program(tmp_path: Path) -> None:
+def test_isa_check_without_any_program(coral: Coral, tmp_path: Path) -> None:
     result = coral("isa", "check", tmp_path)
     assert result.returncode == 1
     assert result.stderr.startswith("coral: no *_edgetpu.tflite or *.coral in")
 
 
 @pytest.mark.slow
-def test_isa_check_of_the_corpus(corpus: Path) -> None:
+def test_isa_check_of_the_corpus(coral: Coral, corpus: Path) -> None:
     result = coral("isa", "check", corpus, "--json")
     found = json.loads(result.stdout)
     assert result.returncode == 0
