@@ -2,65 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from tinygrad import Tensor, TinyJit
 from tinygrad.helpers import Context
 
 from backend.layers import Data, Layer, answer, random_data, random_layer
-from coral.backend import reset_stats, stats
-
-
-def _plain(layer: Layer) -> Callable:
-    return layer
-
-
-def _view(layer: Layer) -> Callable:
-    def compute(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        return layer(x.reshape(-1, x.shape[-1]), w, b)
-
-    return compute
-
-
-def _slice(layer: Layer) -> Callable:
-    def compute(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        return layer(x[1:-1], w[: w.shape[0] - 1], None if b is None else b[: w.shape[0] - 1])
-
-    return compute
-
-
-FORMS = {"plain": _plain, "view": _view, "slice": _slice, "batched": _plain}
-CASES = [(rows, bias, form) for rows in (1, 2, 31, 32, 33) for bias in (True, False) for form in FORMS]
-SEEDS = range(60)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_random_layer(chip, cpu: str, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    rows, bias, form = CASES[seed % len(CASES)]
-    n, k = int(rng.integers(1, 80)), int(rng.integers(2, 200))
-    shape = {"plain": (rows,), "view": (1, rows), "slice": (rows + 2,), "batched": (2, rows)}[form]
-    layer = random_layer(rng, k)
-    data = random_data(rng, shape, n + (form == "slice"), k, bias=bias)
-    compute = FORMS[form](layer)
-    reset_stats()
-    got = answer("CORAL", compute, data)
-    counted = stats()
-    assert np.array_equal(got, answer(cpu, compute, data, optimise=seed < 8))
-    chip_rows = 2 * rows if form == "batched" else rows
-    assert (counted.chip_programs, counted.chip_rows, counted.host_programs) == (1, chip_rows, 0)
-    ((spec, x_shape, _),) = chip.calls
-    assert (spec.n, spec.k, x_shape) == (n, k, (chip_rows, k))
+from coral.backend import stats
 
 
 def test_outputs_of_the_random_layers_spread() -> None:
     """The comparison above would prove nothing on saturated outputs."""
     rng = np.random.default_rng(1)
-    kinds = [
-        np.unique(_numpy_layer(random_layer(rng, 100), random_data(rng, (8,), 40, 100, bias=True))).size for _ in SEEDS
-    ]
+    layers = [random_layer(rng, 100) for _ in range(60)]
+    kinds = [np.unique(_numpy_layer(layer, random_data(rng, (8,), 40, 100, bias=True))).size for layer in layers]
     assert np.median(kinds) > 60
 
 

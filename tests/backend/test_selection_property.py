@@ -93,7 +93,7 @@ def variants(draw: st.DrawFn) -> Variant:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(variant=variants(), seed=st.integers(0, 1000))
 def test_bytes_and_decision(chip, cpu: str, variant: Variant, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from tinygrad import Tensor
 
-from backend.layers import answer, random_data, random_layer
-from backend.test_selection_accept import CASES, FORMS
+from backend.layers import Layer, answer, random_data, random_layer
 from coral.backend import reset_stats, stats
 
 
-def _check(coral_device, cpu: str, seed: int, limit_rows: int) -> None:
+def _plain(layer: Layer) -> Callable:
+    return layer
+
+
+def _view(layer: Layer) -> Callable:
+    def compute(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return layer(x.reshape(-1, x.shape[-1]), w, b)
+
+    return compute
+
+
+def _slice(layer: Layer) -> Callable:
+    def compute(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return layer(x[1:-1], w[: w.shape[0] - 1], None if b is None else b[: w.shape[0] - 1])
+
+    return compute
+
+
+FORMS = {"plain": _plain, "view": _view, "slice": _slice, "batched": _plain}
+CASES = [(rows, bias, form) for rows in (1, 2, 31, 32, 33) for bias in (True, False) for form in FORMS]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_layer(coral_device, cpu: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows, bias, form = CASES[seed % len(CASES)]
     n, k = int(rng.integers(1, 80)), int(rng.integers(2, 200))
-    rows = min(rows, limit_rows)
     shape = {"plain": (rows,), "view": (1, rows), "slice": (rows + 2,), "batched": (2, rows)}[form]
     layer = random_layer(rng, k)
     data = random_data(rng, shape, n + (form == "slice"), k, bias=bias)
     compute = FORMS[form](layer)
-    before = coral_device.chip.stats.calls
+    calls = coral_device.chip.stats.calls
     reset_stats()
     got = answer("CORAL", compute, data)
     counted = stats()
-    assert np.array_equal(got, answer(cpu, compute, data))
-    assert (counted.chip_programs, counted.host_programs) == (1, 0)
-    assert coral_device.chip.stats.calls == before + counted.chip_rows == before + rows * (1 + (form == "batched"))
-
-
-@pytest.mark.parametrize("seed", range(0, 40, 3))
-def test_random_layer_of_few_rows(coral_device, cpu: str, seed: int) -> None:
-    _check(coral_device, cpu, seed, limit_rows=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(60))
-def test_random_layer(coral_device, cpu: str, seed: int) -> None:
-    _check(coral_device, cpu, seed, limit_rows=1000)
+    assert np.array_equal(got, answer(cpu, compute, data, optimise=seed < 8))
+    all_rows = 2 * rows if form == "batched" else rows
+    assert (counted.chip_programs, counted.chip_rows, counted.host_programs) == (1, all_rows, 0)
+    assert coral_device.chip.stats.calls == calls + all_rows
 
 
 def test_weights_stay_on_the_chip_and_follow_their_buffer(coral_device, cpu: str) -> None:
