@@ -130,7 +130,9 @@ class Chip:
                 left.append(f"{queue.size} ring packets for {who}")
         left += [f"{q.size} words for {unit} of tile {t}" for (t, unit), q in machine.mesh.items() if q.size]
         left += [f"{n} tokens of tile {t}" for t, n in enumerate(machine.tokens) if n]
-        left += [f"the scaling of slots {sorted(s.fresh)} on tile {t}" for t, s in enumerate(machine.scaling) if s.fresh]
+        left += [
+            f"the scaling of slots {sorted(s.fresh)} on tile {t}" for t, s in enumerate(machine.scaling) if s.fresh
+        ]
         left += [f"{n} bytes of the host's stream {s}" for s, n in machine.host.left() if n]
         if machine.host.leaving:
             left.append(f"an output of {machine.host.leaving[0][1]} bytes that was never filled")

@@ -38,8 +38,9 @@ WIDE0 = 256
 DYNAMIC0 = WIDE0 + TILES * WIDE_ROWS * ROW_BYTES
 """First identifier made by a program: host data, constants, results."""
 
-LEVEL_FIXED, LEVEL_HOST = 0, 1
-"""Dependency levels of values that a program starts from: memory and constants; host streams."""
+LEVEL_FIXED, LEVEL_HOST, LEVEL_PENDING = 0, 1, 0x7FFF
+"""Dependency levels of values that a program starts from (memory and constants; host streams), and of results whose
+computation is recorded but not yet placed."""
 
 MAX_WALK_STEPS = 1 << 22
 """Budget of one walk; the longest in a working program has about 10^5 steps."""

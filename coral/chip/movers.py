@@ -296,7 +296,9 @@ class W2n(Plan):
         self.space = tuple(g for g in bound if g.side == 1)
         self.stored = self.signal("sig_dst", self.dst)
         self.counter = COUNTER.WIDE_TO_SCALING if self.to_scaling else COUNTER.WIDE_TO_NARROW
-        self.slots = self.dst.blocks(instruction.dst_slot_level if instruction.dst_slot_stride else len(self.dst.counts))
+        self.slots = self.dst.blocks(
+            instruction.dst_slot_level if instruction.dst_slot_stride else len(self.dst.counts)
+        )
         per_row = ROW_WORDS // 2 if self.to_scaling else ROW_WORDS
         blocks = self.dst.blocks(instruction.unpack_level)
         edges = np.array([blocks.start(i) for i in range(blocks.count + 1)])

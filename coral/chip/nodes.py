@@ -63,7 +63,7 @@ class Node:
         acc = self.accumulate(values)
         bias, scale = self.scaling(values)
         i = self.plan.instruction
-        total = acc + (bias + i.acc_offset)
+        total = acc + (bias + self.plan.acc_offset)
         total = _wrap32(total)
         nlu = None
         if self.plan.nlu:
@@ -73,8 +73,9 @@ class Node:
                 odd=i.nlu_odd == 3,
                 range_reduce=bool(i.nlu_range_reduce),
             )
+        plan = self.plan
         codes = numerics.requantise(
-            total, scale, i.clamp_min, i.clamp_max, i.out_zp, bits=8 * self.plan.result_bytes, nlu=nlu
+            total, scale, plan.clamp_min, plan.clamp_max, plan.out_zp, bits=8 * plan.result_bytes, nlu=nlu
         )
         words = values.data.view(np.uint32)
         words[self.out] = np.ascontiguousarray(codes).view(np.uint32)
@@ -114,6 +115,10 @@ class Node:
         """Exact sums (or maxima) before bias, ``[sets, rows, columns]``, as integers in int64 or a float type."""
         if self.plan.kind is isa.OpMax:
             return self.extreme(values)
+        if self.plan.kind is isa.OpResize:
+            x = self.activations(values)
+            x = x.reshape(*x.shape[:2], -1, self.columns).astype(np.int64)
+            return (x * self.numbers[:, None, :-1, None]).sum(axis=2)
         if self.constants is None or not self.fixed:
             w = self.parameters(values)
             largest = 0xFFFF if self.plan.instruction.act16 else 0xFF

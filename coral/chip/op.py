@@ -19,6 +19,7 @@ from coral.chip.errors import Hazard, UnwrittenRead
 from coral.chip.layout import (
     BIAS_ENTRY,
     LEVEL_FIXED,
+    LEVEL_PENDING,
     NARROW_BYTES,
     PARTIAL,
     ROW_BYTES,
@@ -28,7 +29,7 @@ from coral.chip.layout import (
 )
 from coral.chip.machine import BLOCKED, DONE, MORE, Ids, Job, Machine
 from coral.chip.plans import COUNTER, Plan, done
-from coral.chip.walks import Index, Nest, gates
+from coral.chip.walks import Addresses, Index, Nest, gates
 
 ELEMENTS = {
     (0, 0, 0): 4,
@@ -114,7 +115,7 @@ class OpJob(Job):
                     self.iteration = iteration
                     record.scales[iteration] = self.scaling(iteration)
         if plan.par is None:
-            record.weights.append(np.zeros(end - start, np.int32))
+            record.weights.append(plan.coefficients[start:end])
         else:
             addresses, inverse = plan.distinct(start, end)
             rows = addresses >> 2
@@ -178,7 +179,9 @@ class OpJob(Job):
         assert record is not None
         bad = (ids <= 0).any(axis=2)
         rows = addresses >> 2
-        empty = ~self.machine.memory.dirty[self.place, rows] & (self.machine.memory.wide[self.place, rows] == 0).all(axis=1)
+        empty = ~self.machine.memory.dirty[self.place, rows] & (self.machine.memory.wide[self.place, rows] == 0).all(
+            axis=1
+        )
         if empty.any() or (ids < 0).any():
             which = empty if empty.any() else (ids < 0).any(axis=(1, 2))
             self.complain(ids[which], addresses[which], "parameters", "64-byte unit")
@@ -237,7 +240,7 @@ class OpJob(Job):
         before, after = self.groups, int(np.searchsorted(plan.group_end, end, side="right"))
         a, b = int(plan.out_start[before]), int(plan.out_start[after])
         if after > before:
-            base = machine.values.make((b - a) * 4, LEVEL_FIXED)
+            base = machine.values.make((b - a) * 4, LEVEL_PENDING)
             record.out_base[before:after] = base + (plan.out_start[before:after] - a) * 4
             ids = base + np.arange((b - a) * 4, dtype=np.int32).reshape(-1, 4)
             if record.spoilt is not None:
@@ -254,7 +257,7 @@ class OpJob(Job):
         if plan.stores_psum:
             assert self.record is not None
             assert self.record.psum_base is not None
-            base = machine.values.make(len(visits) * ROW_BYTES, LEVEL_FIXED)
+            base = machine.values.make(len(visits) * ROW_BYTES, LEVEL_PENDING)
             self.record.psum_base[visits] = base + np.arange(len(visits)) * ROW_BYTES
             ids = (base + np.arange(len(visits) * ROW_BYTES)).reshape(-1, ROW_BYTES)
             ids[:, plan.columns * 4 :] = UNWRITTEN
@@ -272,6 +275,7 @@ class OpPlan(Plan):
     """
 
     job_class = OpJob
+    coefficients: NDArray[np.int32]
 
     def __init__(self, instruction: Any, word: int) -> None:
         super().__init__(instruction, word)
@@ -300,6 +304,8 @@ class OpPlan(Plan):
         self.require(self.nlu or not (i.nlu_range_reduce or i.nlu_odd), "nlu_range_reduce and nlu_odd need nlu_en")
         self.scaled = bool(i.bias_en or i.scale_en)
         self.scaling_rows = [k for k, on in enumerate((i.scale_en, i.bias_en, i.par_zp_rows)) if on]
+        self.clamp_min, self.clamp_max, self.out_zp = i.clamp_min, i.clamp_max, i.out_zp
+        self.acc_offset = i.acc_offset
         self.zp_rows: list[int] | None = None
         if i.par_zp_rows:
             first, last, step = i.zp_first_row, i.zp_last_row, i.zp_row_step
@@ -379,17 +385,12 @@ class OpPlan(Plan):
         self.x_words: Index | None = None
         self.x_addr = np.zeros(0, np.int64)
         if self.x_bytes:
-            x = self.operand("inp")
-            self.x_addr = x.checked(NARROW_BYTES - self.x_bytes + 1, "narrow memory bytes")
+            self.x_addr = self.activation_addresses(self.operand("inp"))
             if self.x_bytes == 4 and not (self.x_addr & 3).any():
                 self.x_words = self.x_addr >> 2
+        self.sig_par = self.signal("sig_par", self.walk("par"))
         self.par: Index | None = None
-        par = self.walk("par")
-        self.sig_par = self.signal("sig_par", par)
-        if self.kind is not isa.OpResize:
-            address = self.operand("par").checked(4 * WIDE_ROWS, "64-byte units of wide memory")
-            self.require(int((address & 3).max()) + self.w_bytes <= 4, "parameter operand across the end of a column")
-            self.par = address
+        self.bind_parameters()
         psum = self.walk("psum")
         self.sig_psum = self.signal("sig_psum", psum)
         self.psum: Index | None = None
@@ -399,7 +400,15 @@ class OpPlan(Plan):
             self.require(not (address & 3).any(), "partial sums at an address that is no whole row")
             self.psum, self.psum_rows = address, address[self.visit_start] >> 2
 
-    def operand(self, name: str) -> Any:
+    def bind_parameters(self) -> None:
+        address = self.operand("par").checked(4 * WIDE_ROWS, "64-byte units of wide memory")
+        self.require(int((address & 3).max()) + self.w_bytes <= 4, "parameter operand across the end of a column")
+        self.par = address
+
+    def activation_addresses(self, walk: Addresses) -> Index:
+        return walk.checked(NARROW_BYTES - self.x_bytes + 1, "narrow memory bytes")
+
+    def operand(self, name: str) -> Addresses:
         """A walk that makes one step per main-loop step."""
         walk = self.walk(name)
         self.require(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from coral import isa
-from coral.chip import movers, op, streams
+from coral.chip import movers, op, resize, streams
 from coral.chip.errors import RuleViolation, UnknownInstruction
 from coral.chip.plans import Plan
 from coral.chip.scalar_code import Run, translate
@@ -17,6 +17,7 @@ PLANS: dict[type[isa.Instruction], type[Plan]] = {
     isa.Op: op.OpPlan,
     isa.OpMax: op.OpPlan,
     isa.OpSum: op.OpPlan,
+    isa.OpResize: resize.ResizePlan,
     isa.RingSend: movers.RingSend,
     isa.RingRecv0: movers.RingRecv,
     isa.RingRecv1: movers.RingRecv,
