@@ -34,7 +34,7 @@ def test_against_numpy(chip, seed: int) -> None:
     assert np.array_equal(answer("CORAL", layer, data), _numpy_layer(layer, data))
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 2), (1, 5, 3), (4, 1, 7), (3, 9, 2)])
+@pytest.mark.parametrize("shape", [(1, 1, 2), (1, 5, 3), (4, 1, 7), (3, 9, 2), (3, 4, 1), (1, 1, 1)])
 def test_small_axes(chip, cpu: str, shape: tuple[int, int, int]) -> None:
     rows, n, k = shape
     data = random_data(np.random.default_rng(0), (rows,), n, k, bias=True)
