@@ -1,0 +1,87 @@
+"""The examples as a user runs them: in a process of their own, on the simulated stick."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+def run(script: str, **environment: str) -> str:
+    """Standard output of ``examples/<script>``, without colours."""
+    env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100", **environment}
+    done = subprocess.run([sys.executable, script], cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_digits_on_the_simulated_stick() -> None:
+    out = run("digits.py", MOCKCORAL="1", DEV="CORAL")
+    scores = re.search(r"float ([\d.]+)%, uint8 ([\d.]+)%", out)
+    assert scores
+    floats, codes = map(float, scores.groups())
+    assert floats > 95
+    assert abs(floats - codes) <= 0.6
+    assert "the host computes the same bytes" in out
+    assert re.search(r"chip calls \(one row each\)\s*│\s*720 ", out)
+    assert "predicted" in out
+    assert "SIMULATED stick" in out
+
+
+def test_mnist_names_a_folder_without_the_files(tmp_path: Path) -> None:
+    env = {**os.environ, "MNIST_DIR": str(tmp_path), "DEV": "CPU"}
+    done = subprocess.run(
+        [sys.executable, "mnist.py"], cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode != 0
+    assert str(tmp_path) in done.stderr
+    assert "t10k-images" in done.stderr
+
+
+MLP_ON_MNIST = """
+import sys
+import numpy as np
+import mnist, mlp
+import coral
+from coral.backend import stats
+from tinygrad import Device, Tensor
+
+Tensor.manual_seed(0)
+data = mnist.load()
+model = mlp.MLP(784, 128, 64, 10)
+mlp.train(model, data, steps=600, batch=128)
+floats = mlp.logits(model, data.test_x, batch=500)
+quantised = coral.quantize(model, data.train_x[:256])
+codes = mlp.logits(quantised, data.test_x, batch=500)
+assert stats().chip_rows == 3 * 2000, stats()
+for layer in quantised.layers:
+    layer.weight_codes, layer.bias_codes = layer.weight_codes.to("CPU"), layer.bias_codes.to("CPU")
+Device.DEFAULT = "CPU"
+cpu = mlp.logits(quantised, data.test_x, batch=500)
+np.savez(sys.argv[1], floats=floats, codes=codes, cpu=cpu, labels=data.test_y)
+"""
+
+
+@pytest.mark.skipif(shutil.which("clang") is None, reason="DEV=CPU needs clang: apt-get install clang")
+@pytest.mark.slow
+def test_mnist_is_as_good_in_uint8_and_the_same_on_chip_and_cpu(tmp_path: Path, data: Path) -> None:
+    out = tmp_path / "scores.npz"
+    env = {**os.environ, "MOCKCORAL": "1", "DEV": "CORAL", "MNIST_DIR": str(data / "mnist"), "NO_COLOR": "1"}
+    command = [sys.executable, "-c", MLP_ON_MNIST, str(out)]
+    done = subprocess.run(command, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr
+    found = np.load(out)
+    floats, codes = ((found[k].argmax(1) == found["labels"]).mean() for k in ("floats", "codes"))
+    assert len(found["labels"]) == 2000
+    assert floats > 0.94
+    assert codes >= floats - 0.003
+    np.testing.assert_array_equal(found["codes"], found["cpu"])
