@@ -162,7 +162,7 @@ class OpJob(Job):
         np.logical_or.at(record.spoilt, plan.group_of_step[start + bad], hits)
 
     def meets(self, number: int, missing: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Columns in which some missing activation byte meets a parameter other than the zero point, or an unknown one."""
+        """Columns in which a missing activation byte meets a parameter other than the zero point, or an unknown one."""
         plan, values = self.plan, self.machine.values
         weights = self.machine.trace.weights.entries[number]
         if plan.zp_rows is not None or values.level[weights >> 2].max() > LEVEL_FIXED:
@@ -177,11 +177,8 @@ class OpJob(Job):
         unless this program moved it there."""
         record, plan = self.record, self.plan
         assert record is not None
-        bad = (ids <= 0).any(axis=2)
-        rows = addresses >> 2
-        empty = ~self.machine.memory.dirty[self.place, rows] & (self.machine.memory.wide[self.place, rows] == 0).all(
-            axis=1
-        )
+        bad, rows, memory = (ids <= 0).any(axis=2), addresses >> 2, self.machine.memory
+        empty: Any = ~memory.dirty[self.place, rows] & (memory.wide[self.place, rows] == 0).all(axis=1)
         if empty.any() or (ids < 0).any():
             which = empty if empty.any() else (ids < 0).any(axis=(1, 2))
             self.complain(ids[which], addresses[which], "parameters", "64-byte unit")
@@ -321,8 +318,9 @@ class OpPlan(Plan):
         psum = i.walk("psum")
         reduced = [bool(i.reduce_mask >> k & 1) for k in range(8)]
         level = next((k for k in range(8) if counts[k] > 1 and not reduced[k]), 8)
-        if not i.reduce_mask and psum.slot_stride and psum.slot_level:
-            visit_key = group_key = nest.outer(nest.full, 0) // math.prod(psum.counts[: psum.slot_level])
+        packed = math.prod(psum.counts[: psum.slot_level]) if psum.slot_stride and not i.reduce_mask else 1
+        if packed > 1:
+            visit_key = group_key = nest.full // packed
             self.require(
                 nest.kept is None, "a shortened pass in an op that packs steps by its psum walk is not modelled"
             )

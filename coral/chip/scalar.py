@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,11 +22,13 @@ from coral.chip.layout import (
     SCALAR_WORDS,
     TILE_COUNTERS,
     TILES,
+    UNWRITTEN,
 )
 from coral.chip.machine import MESH_UNITS, Ids, Job, Machine, Unit
 from coral.chip.movers import N2w, N2wJob
 from coral.chip.plans import Plan
 from coral.chip.program import Chunk
+from coral.chip.scalar_code import Partial
 from coral.chip.walks import signed16
 
 DMA_UNITS = ("ring_producer", "ring_consumer0", "ring_consumer1", "narrow_to_wide", "wide_to_narrow")
@@ -98,25 +101,26 @@ class ScalarMemory:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.words: dict[int, int] = {}
-        self.stored: dict[int, int] = {}
+        self.words: dict[int, Any] = {}
+        self.stored: dict[int, Any] = {}
 
     def outside(self, address: Any) -> NoReturn:
         if address is None:
             raise UnwrittenRead(f"{self.machine.core.where}: the address register was never written")
         raise RuleViolation(f"{self.machine.core.where}: scalar memory word {address} is outside 0..{SCALAR_WORDS - 1}")
 
-    def load(self, address: Any) -> int:
-        """A word that is not known as a number yet. Bytes that nothing wrote read as 0 unless the whole word is one."""
+    def load(self, address: Any) -> Any:
+        """A word that is not known as a number yet; Partial if nobody wrote all of it."""
         if not isinstance(address, int) or not 0 <= address < SCALAR_WORDS:
             self.outside(address)
         ids, values = self.machine.memory.scalar[address], self.machine.values
-        if not ids.any():
-            raise UnwrittenRead(f"{self.machine.core.where}: scalar memory word {address} was never written")
+        ids = np.maximum(ids, UNWRITTEN)
         if values.level[ids >> 2].max() > LEVEL_FIXED:
             self.machine.evaluate()
             self.machine.core.tainted = True
-        word = self.words[address] = int.from_bytes(values.data[ids].tobytes(), "little")
+        holes = sum(0xFF << 8 * k for k in range(4) if ids[k] <= 0)
+        word = Partial.of(int.from_bytes(values.data[ids].tobytes(), "little"), holes)
+        self.words[address] = word
         return word
 
     def store(self, address: int, value: Any) -> None:
@@ -139,8 +143,7 @@ class ScalarMemory:
     def flush(self) -> None:
         """Give identifiers to the words that the core stored."""
         if self.stored:
-            addresses, words = list(self.stored), np.array(list(self.stored.values()), np.uint32)
-            self.machine.memory.scalar[addresses] = self.machine.core.identify(words)
+            self.machine.memory.scalar[list(self.stored)] = self.machine.core.identify(list(self.stored.values()))
             self.stored = {}
 
 
@@ -232,7 +235,7 @@ class ScalarCore(Unit):
 
     def register(self, number: int, use: str) -> int:
         value = self.registers[number]
-        if value is None:
+        if not isinstance(value, int):
             raise UnwrittenRead(f"{self.where}: {use} is in s{number}, which was never written")
         return value
 
@@ -348,20 +351,26 @@ class ScalarCore(Unit):
         self.state = 0
         return True
 
-    def identify(self, words: Any) -> Ids:
-        """Identifiers ``[n, 4]`` of words that the core computed."""
+    def identify(self, words: Sequence[Any]) -> Ids:
+        """Identifiers ``[n, 4]`` of words that the core computed; 0 for the bytes that nobody wrote."""
         values = self.machine.values
-        if not self.tainted:
-            return np.array([values.constant(int(w)) for w in words], np.int32)[:, None] + np.arange(4, dtype=np.int32)
-        base = values.make(4 * len(words), LEVEL_HOST)
-        values.data[base : base + 4 * len(words)] = words.view(np.uint8)
-        return np.arange(base, base + 4 * len(words), dtype=np.int32).reshape(-1, 4)
+        numbers = [word.value if isinstance(word, Partial) else word for word in words]
+        if self.tainted:
+            base = values.make(4 * len(words), LEVEL_HOST)
+            values.data[base : base + 4 * len(words)] = np.array(numbers, np.uint32).view(np.uint8)
+            ids = np.arange(base, base + 4 * len(words), dtype=np.int32).reshape(-1, 4)
+        else:
+            ids = np.array([values.constant(n) for n in numbers], np.int32)[:, None] + np.arange(4, dtype=np.int32)
+        for k, word in enumerate(words):
+            if isinstance(word, Partial):
+                ids[k, [word.holes >> 8 * b & 0xFF != 0 for b in range(4)]] = UNWRITTEN
+        return ids
 
     def push(self, value: Any) -> None:
         """A word for the host."""
         if value is None:
             raise UnwrittenRead(f"{self.where}: the pushed register was never written")
-        self.machine.host.push(self.identify(np.array([value], np.uint32)).reshape(-1))
+        self.machine.host.push(self.identify([value]).reshape(-1))
 
     def issue(self, word: int) -> None:
         """Issue the host DMA whose descriptor words are set."""

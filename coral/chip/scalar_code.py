@@ -68,6 +68,44 @@ def special(op: int, bits: int) -> int:
         return 0x7F800000
 
 
+class Partial:
+    """A word of which nobody wrote the bits of ``holes`` (they are 0 in ``value``); only masks and shifts accept it.
+
+    Programs store a byte by loading its word, masking and storing it, also when the word is new. Anything else that
+    uses the word raises TypeError, which the core reports as an unwritten read.
+    """
+
+    __slots__ = ("holes", "value")
+
+    def __init__(self, value: int, holes: int) -> None:
+        self.value, self.holes = value, holes
+
+    @staticmethod
+    def of(value: int, holes: int) -> Any:
+        """The word; a plain number if it has no holes."""
+        return Partial(value & ~holes, holes) if holes else value
+
+    def __and__(self, other: Any) -> Any:
+        value, holes = (other.value, other.holes) if isinstance(other, Partial) else (other, 0)
+        return Partial.of(self.value & value, (self.holes | holes) & (self.holes | self.value) & (holes | value))
+
+    def __or__(self, other: Any) -> Any:
+        value, holes = (other.value, other.holes) if isinstance(other, Partial) else (other, 0)
+        return Partial.of(self.value | value, (self.holes | holes) & ~(self.value | value))
+
+    def __xor__(self, other: Any) -> Any:
+        value, holes = (other.value, other.holes) if isinstance(other, Partial) else (other, 0)
+        return Partial.of(self.value ^ value, self.holes | holes)
+
+    def __lshift__(self, amount: int) -> Any:
+        return Partial.of(self.value << amount, self.holes << amount)
+
+    def __rshift__(self, amount: int) -> Any:
+        return Partial.of(self.value >> amount, self.holes >> amount)
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+
 _ALU = {
     isa.AluOp.ADD: "(a + b) & 0xFFFFFFFF",
     isa.AluOp.SUB: "(a - b) & 0xFFFFFFFF",
