@@ -82,12 +82,8 @@ def _check_broadcast(a: Operand, b: Operand) -> None:
 
 def _per_channel(constant: Operand, x: Operand) -> bool:
     """Whether the compiler folds ``constant``: one value, or one for each index of the last axis of x."""
-    return (
-        constant.is_constant
-        and not x.is_constant
-        and constant.array.size in (1, constant.shape[-1])
-        and (constant.array.size == 1 or constant.shape[-1:] == x.shape[-1:])
-    )
+    size = constant.array.size if constant.is_constant and not x.is_constant else 0
+    return size == 1 or (size > 0 and constant.shape[-1:] == x.shape[-1:] == (size,))
 
 
 @operator("LOGISTIC", "TANH")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coral import numerics
-from coral.evaluate.operands import Call, EvaluateError, operator
+from coral.evaluate.operands import Call, EvaluateError, axis_of, operator
 
 
 @operator("RESHAPE", "SQUEEZE", "EXPAND_DIMS")
@@ -23,7 +23,7 @@ def concatenation(call: Call) -> tuple[NDArray[Any], ...]:
     """Inputs with another quantisation than the output's are requantised first."""
     y, operands = call.output, [call.input(i) for i in range(len(call.inputs))]
     call.require(fused_activation_function="NONE")
-    axis = _axis(call.options.get("axis", 0), len(y.shape))
+    axis = axis_of(call.options.get("axis", 0), len(y.shape))
     fits = all(x.shape[:axis] + x.shape[axis + 1 :] == y.shape[:axis] + y.shape[axis + 1 :] for x in operands)
     if not fits or sum(x.shape[axis] for x in operands) != y.shape[axis]:
         raise EvaluateError(f"inputs {[x.shape for x in operands]} do not join to {y.shape} along axis {axis}")
@@ -41,7 +41,7 @@ def concatenation(call: Call) -> tuple[NDArray[Any], ...]:
 def split(call: Call) -> tuple[NDArray[Any], ...]:
     """Into the outputs' sizes along a constant axis: SPLIT has the inputs (axis, x), SPLIT_V (x, sizes, axis)."""
     x, axis = (call.input(1), call.constant(0)) if call.name == "SPLIT" else (call.input(0), call.constant(2))
-    axis = _axis(int(axis.flat[0]) if axis.size else 0, x.array.ndim)
+    axis = axis_of(int(axis.flat[0]) if axis.size else 0, x.array.ndim)
     ends = list(accumulate(y.shape[axis] if axis < len(y.shape) else 0 for y in call.outputs))
     if not ends or ends[-1] != x.shape[axis]:
         raise EvaluateError(f"outputs {[y.shape for y in call.outputs]} do not share the axis {axis} of {x.shape}")
@@ -53,13 +53,7 @@ def split(call: Call) -> tuple[NDArray[Any], ...]:
 def pad(call: Call) -> tuple[NDArray[Any], ...]:
     """With the zero point."""
     x, borders = call.input(0), call.constant(1)
-    sizes = tuple(int(a + n + b) for n, (a, b) in zip(x.shape, borders.reshape(-1, 2), strict=False))
-    if borders.shape != (x.array.ndim, 2) or borders.min(initial=0) < 0 or sizes != call.output.shape:
+    fits = borders.shape == (x.array.ndim, 2) and borders.min(initial=0) >= 0
+    if not fits or tuple(n + sum(b) for n, b in zip(x.shape, borders.tolist(), strict=True)) != call.output.shape:
         raise EvaluateError(f"paddings {borders.tolist()} do not take {x.shape} to {call.output.shape}")
     return (np.pad(x.array, borders, constant_values=x.tensor.zero_point),)
-
-
-def _axis(axis: int, rank: int) -> int:
-    if not -rank <= axis < rank:
-        raise EvaluateError(f"axis {axis} of a tensor with {rank} dimensions")
-    return axis % rank

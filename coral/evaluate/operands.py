@@ -162,6 +162,13 @@ class Call:
         return (y.from_codes(numerics.requantise(acc, mult, low, high, y.zero_point, **options)),)
 
 
+def axis_of(axis: int, rank: int) -> int:
+    """An axis counted from the front. :raises EvaluateError: there is no such axis."""
+    if not -rank <= axis < rank:
+        raise EvaluateError(f"axis {axis} of a tensor with {rank} dimensions")
+    return axis % rank
+
+
 Function = Callable[[Call], tuple[NDArray[Any], ...]]
 OPERATORS: dict[str, Function] = {}
 """The reference functions by TFLite's builtin names."""

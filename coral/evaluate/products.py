@@ -39,11 +39,12 @@ def conv_2d(call: Call) -> tuple[NDArray[Any], ...]:
     weights = centred_weights(w, axis=0)
     exact = numerics.exact_dtype(weights)
     image = padded(x.centred.astype(exact), rows, columns, 0)
-    sums = np.zeros((len(image), rows.count, columns.count, len(weights)), exact)
+    sums = np.zeros((len(image) * rows.count * columns.count, len(weights)), exact)
     for ky in range(rows.kernel):
         for kx in range(columns.kernel):
-            sums += image[:, rows.tap(ky), columns.tap(kx)] @ weights[:, ky, kx].T.astype(exact)
-    return _with_bias(call, sums, call.optional(2), w, axis=0)
+            operands = image[:, rows.tap(ky), columns.tap(kx)].reshape(len(sums), -1)
+            sums += operands @ weights[:, ky, kx].T.astype(exact)
+    return _with_bias(call, sums.reshape(len(image), rows.count, columns.count, -1), call.optional(2), w, axis=0)
 
 
 @operator("DEPTHWISE_CONV_2D")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coral import numerics
-from coral.evaluate.operands import Call, EvaluateError, operator
+from coral.evaluate.operands import Call, EvaluateError, axis_of, operator
 from coral.evaluate.windows import axes_of, reduce_windows, require_size
 
 
@@ -29,7 +29,8 @@ def pool(call: Call) -> tuple[NDArray[Any], ...]:
 @operator("MEAN", "SUM")
 def reduce(call: Call) -> tuple[NDArray[Any], ...]:
     """Over constant axes."""
-    x, axes = call.input(0), {int(axis) % max(call.input(0).array.ndim, 1) for axis in call.constant(1).ravel()}
+    x = call.input(0)
+    axes = {axis_of(axis, x.array.ndim) for axis in call.constant(1).ravel().tolist()}
     acc = x.centred.sum(axis=tuple(axes), dtype=np.int64)
     n = x.array.size // max(acc.size, 1)
     numerics.check_accumulator(n)

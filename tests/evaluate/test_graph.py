@@ -1,134 +1,19 @@
-"""The judge against integer arithmetic with exact fractions, on graphs built here and on Google's dense models."""
+"""Walking graphs: names, inner tensors, errors; Google's dense models against integers read with the public schema."""
 
 from __future__ import annotations
 
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tflite
-from exact_float import exact32
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from evaluate_graphs import run, single, tensor
 
 from coral import CoralError, evaluate
 from coral.evaluate import EvaluateError
 from coral.numerics import NumericsError
 from coral.package.graph import Graph, Operator, Tensor, read_model
-
-
-def tensor(
-    name: str,
-    shape: tuple[int, ...],
-    dtype: str,
-    scales: Any = (),
-    zeros: Any = (),
-    data: np.ndarray | None = None,
-    axis: int = 0,
-) -> Tensor:
-    return Tensor(
-        name, shape, 0, np.dtype(dtype), np.array(scales, np.float32), np.array(zeros, np.int64), axis, data, False
-    )
-
-
-def single(op: str, tensors: list[Tensor], inputs: tuple[int, ...], **options: Any) -> Graph:
-    """One operator; tensor 0 is the model's input and the last one its output."""
-    return Graph(
-        "main", tuple(tensors), (0,), (len(tensors) - 1,), (Operator(op, inputs, (len(tensors) - 1,), options),)
-    )
-
-
-def run(graph: Graph, x: np.ndarray) -> np.ndarray:
-    return evaluate.evaluate(graph, {"x": x})["y"]
-
-
-def expected_code(acc: int, mult: Fraction, lo: Fraction, hi: Fraction, zero_point: int) -> int:
-    return round(min(max(exact32(exact32(Fraction(acc)) * mult), lo), hi)) + zero_point
-
-
-def fraction(x: float | np.floating) -> Fraction:
-    return Fraction(float(np.float32(x)))
-
-
-def multiplier(s_x: float, s_w: float, s_y: float) -> Fraction:
-    return exact32(exact32(fraction(s_x) * fraction(s_w)) * exact32(1 / fraction(s_y)))
-
-
-RANGES = {"NONE": (None, None), "RELU": (0, None), "RELU6": (0, 6), "RELU_N1_TO_1": (-1, 1)}
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_fully_connected(data: st.DataObject) -> None:
-    """uint8 per tensor, int8 per tensor and int8 per channel; with and without bias and activation."""
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    dtype, per_channel = data.draw(st.sampled_from([("u1", False), ("i1", False), ("i1", True)]))
-    m, k, n = (data.draw(st.integers(1, high)) for high in (2, 5, 4))
-    activation = data.draw(st.sampled_from(sorted(RANGES)))
-    low = -128 if dtype == "i1" else 0
-    x, w = (rng.integers(low, low + 256, shape).astype(dtype) for shape in ((m, k), (n, k)))
-    b = data.draw(st.sampled_from([None, rng.integers(-500, 500, n).astype(np.int32)]))
-    z_x, z_w, z_y = (int(v) for v in rng.integers(low, low + 256, 3))
-    s_x, s_y = (float(v) for v in rng.uniform(0.001, 0.1, 2))
-    s_w = rng.uniform(0.001, 0.1, n if per_channel else 1)
-    z_ws = np.zeros(n, int) if per_channel else [z_w]
-    graph = single(
-        "FULLY_CONNECTED",
-        [
-            tensor("x", (m, k), dtype, [s_x], [z_x]),
-            tensor("w", (n, k), dtype, s_w, z_ws, w),
-            tensor("b", (n,), "i4", data=b),
-            tensor("y", (m, n), dtype, [s_y], [z_y]),
-        ],
-        (0, 1, -1 if b is None else 2),
-        fused_activation_function=activation,
-    )
-    got = run(graph, x)
-    assert got.dtype == np.dtype(dtype)
-    real_lo, real_hi = RANGES[activation]
-    inverse = exact32(1 / fraction(s_y))
-    lo, hi = (exact32(Fraction(low + code - z_y) * fraction(s_y)) for code in (0, 255))
-    lo = lo if real_lo is None else max(lo, Fraction(real_lo))
-    hi = hi if real_hi is None else min(hi, Fraction(real_hi))
-    lo, hi = exact32(lo * inverse), exact32(hi * inverse)
-    for row in range(m):
-        for col in range(n):
-            acc = sum((int(x[row, i]) - z_x) * (int(w[col, i]) - int(np.broadcast_to(z_ws, n)[col])) for i in range(k))
-            acc += 0 if b is None else int(b[col])
-            mult = multiplier(s_x, float(np.broadcast_to(s_w, n)[col]), s_y)
-            assert got[row, col] == expected_code(acc, mult, lo, hi, z_y)
-
-
-@given(
-    st.integers(-128, 127),
-    st.integers(0, 255),
-    st.floats(2.0**-10, 2.0**-3, width=32),
-    st.floats(2.0**-10, 2.0**-3, width=32),
-)
-def test_quantize_between_codes(z_x: int, z_y: int, s_x: float, s_y: float) -> None:
-    graph = single(
-        "QUANTIZE", [tensor("x", (256,), "i1", [s_x], [z_x]), tensor("y", (16, 16), "u1", [s_y], [z_y])], (0,)
-    )
-    got = run(graph, np.arange(-128, 128).astype(np.int8))
-    mult = exact32(fraction(s_x) * exact32(1 / fraction(s_y)))
-    for code, result in zip(range(-128, 128), got.ravel().tolist(), strict=True):
-        assert result == expected_code(code - z_x, mult, Fraction(-z_y), Fraction(255 - z_y), z_y)
-
-
-def test_float_operators_of_the_host() -> None:
-    """TFLite rounds half away from zero when it quantises, and saturates."""
-    quantize = single("QUANTIZE", [tensor("x", (7,), "f4"), tensor("y", (7,), "i1", [0.5], [-3])], (0,))
-    x = np.float32([0, 0.25, -0.25, 0.75, 1e30, -np.inf, 0.2])
-    assert run(quantize, x).tolist() == [-3, -2, -4, -1, 127, -128, -3]
-    dequantize = single("DEQUANTIZE", [tensor("x", (2,), "u1", [0.1], [10]), tensor("y", (2,), "f4")], (0,))
-    assert run(dequantize, np.uint8([0, 255])).tolist() == [
-        np.float32(-10) * np.float32(0.1),
-        np.float32(245 * np.float32(0.1)),
-    ]
-    with pytest.raises(EvaluateError, match="NaN"):
-        run(quantize, np.full(7, np.nan, np.float32))
 
 
 @pytest.mark.parametrize("size", [256, 512, 1024])
@@ -230,3 +115,21 @@ def test_inner_tensors(corpus: Path) -> None:
 def test_errors_are_coral_errors() -> None:
     assert issubclass(EvaluateError, CoralError)
     assert issubclass(NumericsError, CoralError)
+
+
+def test_size_limit() -> None:
+    for shape in ((2**14, 2**13), (-1, 2)):
+        graph = single("RESHAPE", [FC[0], tensor("y", shape, "i1", [1], [0])], (0,))
+        with pytest.raises(EvaluateError, match=r"operator 0, RESHAPE 'y': shape .* elements"):
+            run(graph, X)
+
+
+def test_only_what_is_needed_runs() -> None:
+    """An unknown operator beside the way to the wanted tensor does not matter; on the way it does."""
+    tensors = [tensor(name, (1, 2), "i1", [1], [0]) for name in ("x", "a", "b")]
+    operators = (Operator("RELU", (0,), (1,), {}), Operator("ERF", (1,), (2,), {}))
+    graph = Graph("main", tuple(tensors), (0,), (2,), operators)
+    assert evaluate.evaluate(graph, {"x": X}, outputs=["a"])["a"].tolist() == [[0, 0]]
+    assert evaluate.evaluate(graph, {"b": X})["b"].tolist() == [[0, 0]]
+    with pytest.raises(EvaluateError, match="operator 1, ERF 'b': the operator has no reference function"):
+        evaluate.evaluate(graph, {"x": X})
