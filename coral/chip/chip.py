@@ -153,6 +153,7 @@ class Chip:
                 self.events.append("output")
         machine.host.delivered.clear()
         self.descriptors = list(machine.host.descriptors)
+        self.addresses = [high << 32 | low for high, low in machine.host.addresses]
 
     def finish(self) -> None:
         """After the last instruction: wide memory keeps what was written."""

@@ -35,7 +35,7 @@ from coral.chip.layout import (
     WIDE_ROWS,
 )
 from coral.chip.trace import Trace
-from coral.chip.walks import Gate, signed16
+from coral.chip.walks import Addresses, Gate, Index, signed16
 
 if TYPE_CHECKING:
     from coral.chip.plans import Plan
@@ -172,6 +172,21 @@ class Job:
         self.position = 0
         self.waiting: list[tuple[int, int] | str] = []
 
+    def begin(self) -> None:
+        """The unit starts with this job: fix the slots that its double-buffered walks begin with."""
+
+    def slot(self, name: str, walk: Addresses) -> Index:
+        """Addresses of a walk, beginning in the slot where the unit's last such walk ended."""
+        return walk.at(self.phase(name, walk.toggles))
+
+    def phase(self, name: str, toggles: int) -> int:
+        """The slot to begin with, while the next job will begin ``toggles`` slots further."""
+        phases = self.machine.phases[self.place]
+        key = (self.unit.name, name)
+        phase = phases.get(key, 0)
+        phases[key] = phase ^ toggles
+        return phase
+
     def advance(self) -> int:
         """Go on as far as the waits allow: BLOCKED, MORE (could go on, others first) or DONE."""
         raise NotImplementedError
@@ -235,6 +250,7 @@ class Unit:
                     self.machine.went_idle(self)
                     return
                 self.job = self.queue.popleft()
+                self.job.begin()
             self.job.waiting.clear()
             state = self.job.advance()
             if state == DONE:
@@ -265,6 +281,7 @@ class Machine:
         self.idle_watchers: list[Unit | None] = [None] * (TILES + 1)
         self.mesh = {(tile, unit): Queue() for tile in range(TILES) for unit in MESH_UNITS}
         self.scaling = [ScalingStore() for _ in range(TILES)]
+        self.phases: list[dict[tuple[str, str], int]] = [{} for _ in range(TILES + 1)]
         self.tables: list[Any] = [None] * TILES
         self.trace = Trace()
         self.builder = Builder(self.trace, values)

@@ -25,7 +25,7 @@ from coral.chip.layout import (
 )
 from coral.chip.machine import BLOCKED, DONE, MORE, Job, Machine, Queue
 from coral.chip.plans import COUNTER, Plan, done
-from coral.chip.walks import gates
+from coral.chip.walks import Index, gates
 
 PRODUCERS = (
     (COUNTER.RING_PRODUCER_A, isa.ScalarCounter.PRODUCER_A),
@@ -47,6 +47,9 @@ class RingSendJob(Job):
 
     plan: RingSend
 
+    def begin(self) -> None:
+        self.rows = self.slot("src", self.plan.nest)
+
     def advance(self) -> int:
         plan, machine, memory = self.plan, self.machine, self.machine.memory
         while self.position < plan.nest.steps:
@@ -55,7 +58,7 @@ class RingSendJob(Job):
             if limit == start:
                 return BLOCKED
             end = self.trim(start, limit)
-            rows = plan.rows[start:end]
+            rows = self.rows[start:end]
             memory.unread[self.place, rows] = False
             machine.send(plan.dest_mask, plan.to_consumer1, memory.wide[self.place, rows])
             self.position = end
@@ -73,8 +76,7 @@ class RingSend(Plan):
 
     def __init__(self, instruction: Any, word: int) -> None:
         super().__init__(instruction, word)
-        self.nest = self.walk("src")
-        self.rows = self.nest.checked(WIDE_ROWS, "wide memory rows")
+        self.nest = self.walk("src").within(WIDE_ROWS, "wide memory rows")
         self.gates = gates(instruction, (self.nest,))
         self.read, self.sent = self.signal("sig_src", self.nest), self.signal("sig_ring", self.nest)
         self.dest_mask, self.to_consumer1 = instruction.dest_mask, instruction.to_consumer1
@@ -90,6 +92,9 @@ class RingRecvJob(Job):
         super().__init__(machine, plan, place)
         self.packets = 0
 
+    def begin(self) -> None:
+        self.rows = self.plan.packet_rows(self.slot("dst", self.plan.nest))
+
     def advance(self) -> int:
         plan, machine = self.plan, self.machine
         queue: Queue = machine.ring[self.place, plan.consumer]
@@ -100,14 +105,14 @@ class RingRecvJob(Job):
         if count == 0:
             self.waiting.append(f"ring packets for consumer {plan.consumer}")
             return BLOCKED
-        rows = plan.rows[self.packets : self.packets + count]
+        rows = self.rows[self.packets : self.packets + count]
         if count > 1:
             rows = rows[: 1 if machine.rng is not None else self.free(rows)]
         machine.write_rows(self, rows, queue.take(len(rows)), plan.fifo)
         self.packets += len(rows)
         before, self.position = self.position, int(plan.steps_done[self.packets])
         machine.bump(self.place, plan.counter, done(plan.stored, before, self.position))
-        return DONE if self.packets == len(plan.rows) else MORE
+        return DONE if self.packets == len(self.rows) else MORE
 
     def free(self, rows: np.ndarray) -> int:
         """How many packets can be taken at once: until a row repeats or still waits for its reader."""
@@ -128,8 +133,7 @@ class RingRecv(Plan):
         super().__init__(instruction, word)
         self.consumer = int(isinstance(instruction, isa.RingRecv1))
         self.counter = (COUNTER.RING_READ_A, COUNTER.RING_READ_B)[self.consumer]
-        nest = self.walk("dst")
-        rows = nest.checked(WIDE_ROWS, "wide memory rows")
+        self.nest = nest = self.walk("dst").within(WIDE_ROWS, "wide memory rows")
         self.gates = gates(instruction, (nest,))
         self.stored, self.steps = self.signal("sig_dst", nest), nest.steps
         self.fifo = instruction.dst_slot_stride != 0
@@ -138,18 +142,22 @@ class RingRecv(Plan):
         if headers:
             groups = nest.blocks(min(instruction.hdr_level + 1, len(nest.counts)))
             first[[groups.start(g) for g in range(groups.count)]] = True
-        packets_of_step = np.where(first, headers, 0) + 1
-        self.first_packet = np.r_[0, np.cumsum(packets_of_step)]
-        self.rows = np.zeros(int(self.first_packet[-1]), np.int64)
-        data = self.first_packet[1:] - 1
-        self.rows[data] = rows
-        is_header = np.ones(len(self.rows), bool)
-        is_header[data] = False
-        self.steps_done = np.r_[0, np.cumsum(~is_header)]
+        self.first_packet = np.r_[0, np.cumsum(np.where(first, headers, 0) + 1)]
+        self.is_data = np.zeros(int(self.first_packet[-1]), bool)
+        self.is_data[self.first_packet[1:] - 1] = True
+        self.steps_done = np.r_[0, np.cumsum(self.is_data)]
         if headers:
             low, high = instruction.hdr_first_row, instruction.hdr_last_row
             self.require(low <= high < WIDE_ROWS, f"header rows {low}..{high} are outside 0..{WIDE_ROWS - 1}")
-            self.rows[is_header] = low + np.arange(int(is_header.sum())) % (high - low + 1)
+            self.headers = low + np.arange(int((~self.is_data).sum())) % (high - low + 1)
+
+    def packet_rows(self, rows: Index) -> Index:
+        """Destination of every packet, given those of the data packets."""
+        if self.is_data.all():
+            return rows
+        out = np.empty(len(self.is_data), np.int64)
+        out[self.is_data], out[~self.is_data] = rows, self.headers
+        return out
 
 
 class N2wJob(Job):
@@ -159,10 +167,16 @@ class N2wJob(Job):
 
     def __init__(self, machine: Machine, plan: Plan, place: int, shift: int = 0) -> None:
         super().__init__(machine, plan, place)
-        self.words = self.plan.words + shift
-        if shift:
+        self.shift = shift
+
+    def begin(self) -> None:
+        self.words, self.rows = self.slot("src", self.plan.src), self.slot("dst", self.plan.dst)
+        if self.plan.indirect:
+            self.words = self.words + self.shift
             low, high = int(self.words.min()), int(self.words.max())
-            self.plan.require(low >= 0 and high < NARROW_WORDS, f"narrow word {high} is outside 0..{NARROW_WORDS - 1}")
+            self.plan.require(
+                low >= 0 and high < NARROW_WORDS, f"narrow words {low}..{high} are outside 0..{NARROW_WORDS - 1}"
+            )
 
     def advance(self) -> int:
         plan, machine = self.plan, self.machine
@@ -181,7 +195,7 @@ class N2wJob(Job):
             a, b = plan.row_start[row], plan.row_start[end]
             rows = np.zeros(((end - row) * ROW_WORDS, 4), np.int32)
             rows[plan.slot[a:b] - row * ROW_WORDS] = machine.memory.narrow[self.place, self.words[a:b]]
-            machine.write_rows(self, plan.rows[row:end], plan.arrange(rows).reshape(-1, ROW_BYTES), plan.fifo)
+            machine.write_rows(self, self.rows[row:end], plan.arrange(rows).reshape(-1, ROW_BYTES), plan.fifo)
             self.position = end
             machine.bump(self.place, COUNTER.NARROW_TO_WIDE, done(plan.stored, row, end))
             if machine.rng is not None:
@@ -204,11 +218,12 @@ class N2w(Plan):
 
     def __init__(self, instruction: Any, word: int) -> None:
         super().__init__(instruction, word)
-        src, self.dst = self.walk("src", short_dim=instruction.transpose), self.walk("dst")
+        self.src = src = self.walk("src", short_dim=instruction.transpose)
+        self.dst = self.walk("dst").within(WIDE_ROWS, "wide memory rows")
         self.base, self.fifo = instruction.src_addr, instruction.dst_slot_stride != 0
         self.indirect = instruction.addr_indirect
-        self.words = src.addr if self.indirect else src.checked(NARROW_WORDS, "narrow memory words")
-        self.rows = self.dst.checked(WIDE_ROWS, "wide memory rows")
+        if not self.indirect:
+            src.within(NARROW_WORDS, "narrow memory words")
         bound = gates(instruction, (src, self.dst))
         self.data = tuple(g for g in bound if g.side == 0)
         self.space = tuple(g for g in bound if g.side == 1)
@@ -241,6 +256,9 @@ class W2nJob(Job):
 
     plan: W2n
 
+    def begin(self) -> None:
+        self.rows, self.target = self.slot("src", self.plan.src), self.slot("dst", self.plan.dst)
+
     def advance(self) -> int:
         plan, machine, memory, tile = self.plan, self.machine, self.machine.memory, self.place
         while self.position < plan.dst.steps:
@@ -254,14 +272,14 @@ class W2nJob(Job):
                 return BLOCKED
             end = self.trim(start, end)
             source = plan.source[start:end]
-            rows = plan.rows[source]
-            memory.unread[tile, plan.rows[int(plan.source[start - 1]) if start else 0 : int(source[-1]) + 1]] = False
+            rows = self.rows[source]
+            memory.unread[tile, self.rows[int(plan.source[start - 1]) if start else 0 : int(source[-1]) + 1]] = False
             if plan.to_scaling:
                 words = memory.wide[tile].reshape(WIDE_ROWS, -1, 8)[rows, plan.offset[start:end]]
                 self.load_scaling(start, end, words)
             else:
                 words = memory.wide[tile].reshape(WIDE_ROWS, ROW_WORDS, 4)[rows, plan.offset[start:end]]
-                memory.narrow[tile, plan.target[start:end]] = words
+                memory.narrow[tile, self.target[start:end]] = words
             self.position = end
             machine.bump(tile, plan.counter, done(plan.stored, start, end))
             if machine.rng is not None:
@@ -273,9 +291,9 @@ class W2nJob(Job):
         plan = self.plan
         for block in range(plan.slots.index(start), plan.slots.index(end - 1) + 1):
             first = plan.slots.start(block)
-            slot = int(plan.target[first]) % BIAS_ENTRY // SCALING_SLOT
+            slot = int(self.target[first]) % BIAS_ENTRY // SCALING_SLOT
             self.machine.scaling[self.place].load(slot, first >= start, self.where)
-        self.machine.memory.scaling[self.place, plan.target[start:end]] = words
+        self.machine.memory.scaling[self.place, self.target[start:end]] = words
 
 
 class W2n(Plan):
@@ -285,12 +303,10 @@ class W2n(Plan):
 
     def __init__(self, instruction: Any, word: int) -> None:
         super().__init__(instruction, word)
-        src, self.dst = self.walk("src"), self.walk("dst")
-        self.rows = src.checked(WIDE_ROWS, "wide memory rows")
         self.to_scaling = instruction.to_scaling
-        self.target = self.dst.checked(
-            *((SCALING_ENTRIES, "scaling store entries") if self.to_scaling else (NARROW_WORDS, "narrow memory words"))
-        )
+        self.src = src = self.walk("src").within(WIDE_ROWS, "wide memory rows")
+        limit = (SCALING_ENTRIES, "scaling store entries") if self.to_scaling else (NARROW_WORDS, "narrow memory words")
+        self.dst = self.walk("dst").within(*limit)
         bound = gates(instruction, (src, self.dst))
         self.data = tuple(g for g in bound if g.side == 0)
         self.space = tuple(g for g in bound if g.side == 1)
@@ -345,6 +361,9 @@ class MeshJob(Job):
         if self.plan.sends:
             self.plan.require(self.to is not None, f"tile {place} has no neighbour in this direction to send to")
 
+    def begin(self) -> None:
+        self.source, self.target = self.slot("src", self.plan.src), self.slot("dst", self.plan.dst)
+
     def advance(self) -> int:
         plan = self.plan
         while True:
@@ -367,7 +386,7 @@ class MeshJob(Job):
             return
         end = self.trim(start, limit)
         assert self.to is not None
-        words = machine.memory.narrow[self.place, plan.source[start:end]]
+        words = machine.memory.narrow[self.place, self.source[start:end]]
         machine.mesh[self.to, plan.unit].put(words)
         machine.wake(machine.unit(self.to, plan.unit))
         self.sent = end
@@ -388,7 +407,7 @@ class MeshJob(Job):
             words: Any = queue.take(end - start)
         else:
             words = machine.values.constant(plan.fill) + np.arange(4)
-        machine.memory.narrow[self.place, plan.target[start:end]] = words
+        machine.memory.narrow[self.place, self.target[start:end]] = words
         self.received = end
         machine.bump(self.place, plan.counters[1], done(plan.stored, start, end))
 
@@ -400,7 +419,8 @@ class Mesh(Plan):
 
     def __init__(self, instruction: Any, word: int) -> None:
         super().__init__(instruction, word)
-        src, dst = self.walk("src"), self.walk("dst")
+        self.src = src = self.walk("src").within(NARROW_WORDS, "narrow memory words")
+        self.dst = dst = self.walk("dst").within(NARROW_WORDS, "narrow memory words")
         self.step, self.counters = DIRECTIONS[type(instruction)], OUT[type(instruction)]
         bound = gates(instruction, (src, dst))
         self.data = tuple(g for g in bound if g.side == 0)
@@ -408,8 +428,6 @@ class Mesh(Plan):
         self.out, self.stored = self.signal("sig_src", src), self.signal("sig_dst", dst)
         self.sends = src.steps if self.present("src") or self.out else 0
         self.receives = dst.steps if self.present("dst") or self.stored or instruction.fill_en else 0
-        self.source = src.checked(NARROW_WORDS, "narrow memory words")
-        self.target = dst.checked(NARROW_WORDS, "narrow memory words")
         self.fill = instruction.fill_value if instruction.fill_en else None
 
     def present(self, name: str) -> bool:

@@ -79,6 +79,13 @@ class OpJob(Job):
         self.groups = 0
         self.iteration = -1
 
+    def begin(self) -> None:
+        plan = self.plan
+        self.x_phase = self.phase("inp", plan.x.toggles) if plan.x else 0
+        self.par_phase = self.phase("par", plan.par.toggles) if plan.par else 0
+        self.out = self.slot("out", plan.out) >> 2
+        self.scaling_phase = self.phase("scaling", plan.scaling_groups & 1) if plan.scaled else 0
+
     def advance(self) -> int:
         plan, machine = self.plan, self.machine
         if self.record is None:
@@ -91,7 +98,7 @@ class OpJob(Job):
             limit = min(self.limit(plan.gates, start), plan.nest.steps)
             if limit == start:
                 return BLOCKED
-            end = self.trim(start, min(limit, plan.safe_end(start)))
+            end = self.trim(start, min(limit, plan.safe_end(start, self.x_phase)))
             self.read(start, end)
             self.position = end
             words = self.finish_groups(start, end)
@@ -117,7 +124,7 @@ class OpJob(Job):
         if plan.par is None:
             record.weights.append(plan.coefficients[start:end])
         else:
-            addresses, inverse = plan.distinct(start, end)
+            addresses, inverse = plan.distinct(start, end, self.par_phase)
             rows = addresses >> 2
             memory.unread[tile, rows] = False
             columns = memory.wide[tile].reshape(WIDE_ROWS, 64, 4)[rows, : plan.columns]
@@ -135,18 +142,19 @@ class OpJob(Job):
 
     def activations(self, start: int, end: int) -> tuple[Ids, bool]:
         plan, memory, tile = self.plan, self.machine.memory, self.place
-        if plan.x_words is not None:
-            ids = memory.narrow[tile, plan.x_words[start:end]]
+        address = plan.x_addresses(self.x_phase)[start:end]
+        if plan.x_aligned:
+            ids = memory.narrow[tile, address >> 2]
             base = ids[:, 0]
             if base.min() > 0 and not (base & 3).any() and (ids == base[:, None] + np.arange(4)).all():
                 return base >> 2, True
         else:
-            ids = memory.narrow[tile].reshape(-1)[plan.x_addr[start:end, None] + np.arange(plan.x_bytes)]
+            ids = memory.narrow[tile].reshape(-1)[address[:, None] + np.arange(plan.x_bytes)]
         if ids.min() <= 0:
-            self.miss(ids, start)
+            self.miss(ids, address, start)
         return ids, False
 
-    def miss(self, ids: Ids, start: int) -> None:
+    def miss(self, ids: Ids, address: Index, start: int) -> None:
         """Activation bytes that nobody wrote spoil the columns in which they meet anything but the zero point."""
         plan, record = self.plan, self.record
         assert record is not None
@@ -156,7 +164,7 @@ class OpJob(Job):
         hopeless = hits[:, : plan.channels_min].all(axis=1) | (ids[bad] < 0).any(axis=1)
         if hopeless.any():
             step = int(bad[hopeless.argmax()])
-            self.complain(ids[step : step + 1], plan.x_addr[start + step :], "activations", "narrow byte")
+            self.complain(ids[step : step + 1], address[step:], "activations", "narrow byte")
         if record.spoilt is None:
             record.spoilt = np.zeros((plan.groups, plan.columns), bool)
         np.logical_or.at(record.spoilt, plan.group_of_step[start + bad], hits)
@@ -199,8 +207,9 @@ class OpJob(Job):
         plan, machine, memory, tile = self.plan, self.machine, self.machine.memory, self.place
         ids = np.zeros((3, plan.columns, 4), np.int32)
         if plan.scaled:
-            machine.scaling[tile].take(iteration & 1)
-            first = (iteration & 1) * SCALING_SLOT
+            slot = iteration + self.scaling_phase & 1
+            machine.scaling[tile].take(slot)
+            first = slot * SCALING_SLOT
             store = memory.scaling[tile]
             if plan.scale_en:
                 ids[0] = store[first : first + SCALING_SLOT].reshape(64, 4)[: plan.columns]
@@ -242,7 +251,7 @@ class OpJob(Job):
             ids = base + np.arange((b - a) * 4, dtype=np.int32).reshape(-1, 4)
             if record.spoilt is not None:
                 ids[plan.spoilt_bytes(record.spoilt, before, after)] = UNWRITTEN
-            memory.narrow[tile, plan.out_words[a:b]] = ids
+            memory.narrow[tile, self.out[a:b]] = ids
             machine.trace.items.append((record, before, after))
             self.groups = after
         return a, b
@@ -368,43 +377,47 @@ class OpPlan(Plan):
         words = -(-self.group_channels * self.result_bytes // 4)
         self.columns = min(int(words.max()) * 4 // self.result_bytes, 64)
         self.out_start = np.r_[0, np.cumsum(words)]
+        self.scaling_groups = int(self.iteration[-1]) + 1
 
     def bind_walks(self) -> None:
         i = self.instruction
-        out = self.walk("out")
-        address = out.checked(NARROW_BYTES - 3, "narrow memory bytes")
-        self.require(not (address & 3).any(), "results at an address that is no multiple of 4")
-        self.out_words = address >> 2
+        self.out = out = self.walk("out").within(NARROW_BYTES - 3, "narrow memory bytes")
+        self.require(not (out.at(0) & 3).any(), "results at an address that is no multiple of 4")
         self.require(
             out.steps == int(self.out_start[-1]),
             f"{int(self.out_start[-1])} words are produced, but the out walk has {out.steps} steps",
         )
         self.sig_av = self.signal("sig_av", out)
-        self.x_words: Index | None = None
-        self.x_addr = np.zeros(0, np.int64)
+        self.x: Addresses | None = None
+        self.x_offset: Any = 0
         if self.x_bytes:
-            self.x_addr = self.activation_addresses(self.operand("inp"))
-            if self.x_bytes == 4 and not (self.x_addr & 3).any():
-                self.x_words = self.x_addr >> 2
+            self.x = self.bind_activations(self.operand("inp"))
         self.sig_par = self.signal("sig_par", self.walk("par"))
-        self.par: Index | None = None
+        self.par: Addresses | None = None
         self.bind_parameters()
         psum = self.walk("psum")
         self.sig_psum = self.signal("sig_psum", psum)
         self.psum: Index | None = None
         self.stores_psum = not i.acc_init and self.single_visit
         if not i.acc_init:
-            address = self.operand("psum").checked(4 * WIDE_ROWS, "64-byte units of wide memory")
+            address = self.operand("psum").within(4 * WIDE_ROWS, "64-byte units of wide memory").at(0)
             self.require(not (address & 3).any(), "partial sums at an address that is no whole row")
             self.psum, self.psum_rows = address, address[self.visit_start] >> 2
 
     def bind_parameters(self) -> None:
-        address = self.operand("par").checked(4 * WIDE_ROWS, "64-byte units of wide memory")
-        self.require(int((address & 3).max()) + self.w_bytes <= 4, "parameter operand across the end of a column")
-        self.par = address
+        par = self.operand("par").within(4 * WIDE_ROWS, "64-byte units of wide memory")
+        self.require(int((par.at(0) & 3).max()) + self.w_bytes <= 4, "parameter operand across the end of a column")
+        self.par = par
 
-    def activation_addresses(self, walk: Addresses) -> Index:
-        return walk.checked(NARROW_BYTES - self.x_bytes + 1, "narrow memory bytes")
+    def bind_activations(self, walk: Addresses) -> Addresses:
+        walk.within(NARROW_BYTES - self.x_bytes + 1, "narrow memory bytes")
+        self.x_aligned = self.x_bytes == 4 and not ((walk.at(0) & 3).any() or walk.walk.slot_stride & 3)
+        return walk
+
+    def x_addresses(self, phase: int) -> Index:
+        """Narrow byte address of the activations of every step."""
+        assert self.x is not None
+        return self.x.at(phase) + self.x_offset
 
     def operand(self, name: str) -> Addresses:
         """A walk that makes one step per main-loop step."""
@@ -425,13 +438,13 @@ class OpPlan(Plan):
         a, b = np.searchsorted(self.visit_end, (start, end), side="right")
         return np.arange(a, b)
 
-    def distinct(self, start: int, end: int) -> tuple[Index, Index]:
+    def distinct(self, start: int, end: int, phase: int) -> tuple[Index, Index]:
         """Distinct par addresses of some steps, and which of them every step uses; remembered."""
-        key = (start, end)
+        key = (start, end, phase)
         found = self._distinct.get(key)
         if found is None:
             assert self.par is not None
-            part = self.par[start:end]
+            part = self.par.at(phase)[start:end]
             addresses = np.flatnonzero(np.bincount(part, minlength=1))
             place = np.zeros(int(addresses[-1]) + 1, np.int64)
             place[addresses] = np.arange(len(addresses))
@@ -439,24 +452,30 @@ class OpPlan(Plan):
         return found
 
     @cached_property
-    def _distinct(self) -> dict[tuple[int, int], tuple[Index, Index]]:
+    def _distinct(self) -> dict[tuple[int, int, int], tuple[Index, Index]]:
         return {}
 
-    def safe_end(self, start: int) -> int:
+    def safe_end(self, start: int, phase: int) -> int:
         """First step, from ``start`` on, that reads what an earlier one of these steps wrote."""
-        overlap = self.overlap
+        if not self.x:
+            return self.nest.steps
+        if phase not in self._overlaps:
+            self._overlaps[phase] = self.overlap(phase)
+        overlap = self._overlaps[phase]
         return overlap.next(start) if overlap else self.nest.steps
 
     @cached_property
-    def overlap(self) -> Overlap | None:
+    def _overlaps(self) -> dict[int, Overlap | None]:
+        return {}
+
+    def overlap(self, phase: int) -> Overlap | None:
         """Whether results land on activations that the same op reads later."""
-        if not self.x_bytes:
-            return None
+        words = self.out.at(0) >> 2
         written = np.full(NARROW_BYTES // 4, self.nest.steps, np.int64)
         ends = np.repeat(self.group_end, np.diff(self.out_start))
-        written[self.out_words[::-1]] = ends[::-1]
-        steps = np.arange(self.nest.steps)
-        producer = np.minimum(written[self.x_addr >> 2], written[self.x_addr + self.x_bytes - 1 >> 2])
+        written[words[::-1]] = ends[::-1]
+        steps, address = np.arange(self.nest.steps), self.x_addresses(phase)
+        producer = np.minimum(written[address >> 2], written[address + self.x_bytes - 1 >> 2])
         late = np.flatnonzero(producer <= steps)
         return Overlap(late, producer[late], self.nest.steps) if len(late) else None
 

@@ -5,8 +5,6 @@ Source: docs/chip.md, section Resize.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -55,12 +53,17 @@ class ResizePlan(OpPlan):
         part = self.coordinate(axis) % QUARTERS
         return (TAP_WEIGHT * np.where(self.nest.index(tap_loop) == 0, QUARTERS - part, part)).astype(np.int32)
 
-    def activation_addresses(self, walk: Addresses) -> Index:
+    def bind_activations(self, walk: Addresses) -> Addresses:
         i = self.instruction
         half = QUARTERS // 2 if i.rs_nearest else 0
-        address: Any = walk.addr.copy()
-        for axis, stride in (("x", i.rs_pos_stride), ("y", i.rs_row_stride)):
-            address += (self.coordinate(axis) + half) // QUARTERS * stride
+        self.x_offset = sum(
+            (self.coordinate(axis) + half) // QUARTERS * stride
+            for axis, stride in (("x", i.rs_pos_stride), ("y", i.rs_row_stride))
+        )
+        self.x, self.x_aligned = walk, False
+        address = self.x_addresses(0)
         low, high = int(address.min()), int(address.max())
         self.require(low >= 0 and high <= NARROW_BYTES - 4, f"source bytes {low}..{high} outside narrow memory")
-        return address
+        self.require(not walk.walk.slot_stride, "a double-buffered source is not modelled")
+        self.x_aligned = not (address & 3).any()
+        return walk

@@ -75,6 +75,7 @@ class Dispatcher(Unit):
                     machine.assign(self.place, ctr, entry.value)
                 if entry.full:
                     machine.memory.unread[self.place] = False
+                    machine.phases[self.place].clear()
                 if entry.token:
                     machine.tokens[self.place] += 1
                     machine.wake(machine.core)

@@ -166,7 +166,7 @@ class Pop(Plan):
         self.stream = instruction.stream
         self.unit = ("parameter_pop", "activation_pop")[self.stream]
         self.nest = self.walk("buf")
-        self.units = self.nest.checked(STAGING_UNITS[self.stream], "staging units")
+        self.units = self.nest.within(STAGING_UNITS[self.stream], "staging units").at(0)
         self.gates = gates(instruction, (self.nest,))
         self.popped = self.signal("sig_pop", self.nest)
 
@@ -230,9 +230,9 @@ class Infeed(Plan):
         self.field_is("smem_308", 3 if self.stream == SCALAR_MEMORY else 0)
         self.nest = self.walk("buf")
         if self.stream == SCALAR_MEMORY:
-            self.units = self.nest.checked(SCALAR_WORDS, "scalar memory words")
+            self.units = self.nest.within(SCALAR_WORDS, "scalar memory words").at(0)
         else:
-            self.units = self.nest.addr % STAGING_UNITS[self.stream]
+            self.units = self.nest.at(0) % STAGING_UNITS[self.stream]
         self.gates = gates(instruction, (self.nest,))
         self.fed = self.signal("sig_infeed", self.nest)
         self.dest_mask = instruction.dest_mask
@@ -290,4 +290,6 @@ class Outfeed(Plan):
         self.nest = self.walk("dst")
         self.gates = gates(instruction, (self.nest,))
         self.taken = self.signal("sig_outfeed", self.nest)
-        self.targets = self.nest.addr if self.to_host else self.nest.checked(SCALAR_WORDS, "scalar memory words")
+        if not self.to_host:
+            self.nest.within(SCALAR_WORDS, "scalar memory words")
+        self.targets = self.nest.at(0)

@@ -103,15 +103,46 @@ class Nest:
 
 
 class Addresses(Nest):
-    """A walk: the nest and the address of every kept step, slots included."""
+    """A walk: the nest and the address of every kept step.
+
+    A double-buffered walk begins in one of its two slots (``phase``) and changes slot whenever the dimensions below
+    ``slot_level`` complete.
+    """
 
     def __init__(self, walk: isa.Walk, where: str, short_dim: int = 0) -> None:
         super().__init__(tuple(walk.counts), walk.last_dim, walk.last_cnt, where, short_dim)
         self.walk = walk
+        self._at: list[Index | None] = [None, None]
+        self.limit: tuple[int, str] | None = None
 
     @cached_property
-    def addr(self) -> Index:
-        """Address per step, in the unit of the walk; not yet checked against a memory."""
+    def toggles(self) -> int:
+        """1 if the walk ends in the other slot than it began with."""
+        return self.blocks(self.walk.slot_level).count & 1 if self.walk.slot_stride else 0
+
+    def within(self, limit: int, unit: str) -> Addresses:
+        """This walk, whose addresses must be below ``limit``; RuleViolation otherwise."""
+        self.limit = limit, unit
+        self.at(0)
+        return self
+
+    def at(self, phase: int) -> Index:
+        """Address per step, in the unit of the walk, beginning in slot ``phase``."""
+        if not self.walk.slot_stride:
+            phase = 0
+        found = self._at[phase]
+        if found is None:
+            found = self._at[phase] = self._addresses(phase)
+            if self.limit:
+                low, high = int(found.min()), int(found.max())
+                if low < 0 or high >= self.limit[0]:
+                    bad = low if low < 0 else high
+                    raise RuleViolation(
+                        f"{self.where}: address {bad} is outside 0..{self.limit[0] - 1} ({self.limit[1]})"
+                    )
+        return found
+
+    def _addresses(self, phase: int) -> Index:
         walk = self.walk
         out = np.full(self.steps, walk.addr, np.int64)
         for dim, (stride, count) in enumerate(zip(walk.strides, walk.counts, strict=True)):
@@ -119,17 +150,8 @@ class Addresses(Nest):
                 out += stride * self.index(dim)
         if walk.slot_stride:
             slot = self.outer(self.full, walk.slot_level) if walk.slot_level else np.arange(self.steps)
-            out += walk.slot_stride * (slot & 1)
+            out += walk.slot_stride * (slot + phase & 1)
         return out
-
-    def checked(self, limit: int, unit: str) -> Index:
-        """Addresses, all of them below ``limit``; RuleViolation otherwise."""
-        addr = self.addr
-        low, high = int(addr.min()), int(addr.max())
-        if low < 0 or high >= limit:
-            bad = low if low < 0 else high
-            raise RuleViolation(f"{self.where}: address {bad} is outside 0..{limit - 1} ({unit})")
-        return addr
 
 
 class Gate:
