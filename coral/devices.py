@@ -9,10 +9,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from coral import CoralError
-from coral.driver import Stick, clock_name, firmware, open_stick
+from coral.driver import Stick, clock_name, firmware
+from coral.driver import open_stick as open_stick_on
 from coral.runtime import Runtime
 
 if TYPE_CHECKING:
+    from coral.driver import Bus
     from coral.stick import SoftwareStick, StickBus
 
 MAX_SIMULATED = 16
@@ -32,13 +34,11 @@ def open_runtime(kind: Literal["usb", "sim"], index: int = 0, *, clock: str | No
     ``clock`` is max, std, medium or low (default: CORAL_CLOCK, else std). DeviceError for another kind, index or clock
     than possible; DriverErrors of opening (NoStick, StickBusy, NoFirmware, ...) pass through.
     """
-    if kind not in ("usb", "sim"):
-        raise DeviceError(f"there is no kind of device {kind!r}, only 'usb' and 'sim'")
     wanted = clock_name(clock)
     with _lock:
         runtime, stick = _runtimes.get((kind, index), (None, None))
         if runtime is None or stick is None or runtime.closed:
-            stick = _open_usb(index, wanted) if kind == "usb" else _open_simulated(index, wanted)
+            stick = open_stick(kind, index, clock=wanted)
             runtime = Runtime(stick)
             _runtimes[kind, index] = runtime, stick
         elif clock is not None and stick.clock != wanted:
@@ -68,19 +68,28 @@ def simulated_stick(index: int = 0) -> SoftwareStick:
         return sticks[index]
 
 
-def _open_usb(index: int, clock: str) -> Stick:
+def bus_of(kind: Literal["usb", "sim"]) -> Bus:
+    """Where sticks of a kind are searched; DeviceError for another kind, LibusbMissing."""
+    if kind == "sim":
+        return _simulated_bus()
+    if kind != "usb":
+        raise DeviceError(f"there is no kind of device {kind!r}, only 'usb' and 'sim'")
     from coral.driver.libusb import LibusbBus
 
-    found = firmware.find()
-    return open_stick(LibusbBus(), index=index, clock=clock, firmware=found[0] if found else None)
+    return LibusbBus()
 
 
-def _open_simulated(index: int, clock: str) -> Stick:
+def open_stick(kind: Literal["usb", "sim"], index: int = 0, *, clock: str | None = None) -> Stick:
+    """A stick without a runtime, for tools; the caller closes it. Arguments and errors as ``open_runtime``."""
+    bus = bus_of(kind)
+    if kind == "usb":
+        found = firmware.find()
+        return open_stick_on(bus, index=index, clock=clock, firmware=found[0] if found else None)
     from coral.stick import stand_in_firmware
 
     simulated_stick(index)
     image = stand_in_firmware()
-    return open_stick(_simulated_bus(), index=index, clock=clock, firmware=image, check_firmware_hash=False)
+    return open_stick_on(bus, index=index, clock=clock, firmware=image, check_firmware_hash=False)
 
 
 def close_all() -> None:
