@@ -5,20 +5,24 @@ Source: docs/chip.md.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from enum import Enum
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coral import isa
 from coral.chip.errors import Deadlock, RuleViolation
-from coral.chip.layout import DYNAMIC0, ROW_BYTES, SCALAR_NODE, WIDE0
-from coral.chip.machine import Machine, Memory, Unit, Values
+from coral.chip.layout import DYNAMIC0, ROW_BYTES, SCALAR_NODE, TILES, WIDE0, WIDE_ROWS
+from coral.chip.machine import Machine, Memory, Values
 from coral.chip.program import Chunk
+from coral.chip.recording import Recording, Replay, Segment, Signature, signature
 
 BUDGET = 8_000_000
 """Scalar bundles and instructions that one program may execute."""
+RECORDINGS = 64
+"""Programs whose recordings are kept, the latest used ones."""
 
 
 class ChipState(Enum):
@@ -34,25 +38,33 @@ class Chip:
 
     :param seed: units run in a random order, reproducible by seed, with ring consumers last; None: a fixed order
     :param budget: instructions that a program may execute before it counts as an endless loop
+    :param replay: repeat recorded effects when a program is run again (never with a seed)
     """
 
-    def __init__(self, *, seed: int | None = None, budget: int = BUDGET) -> None:
-        self.seed, self.budget = seed, budget
+    def __init__(self, *, seed: int | None = None, budget: int = BUDGET, replay: bool = True) -> None:
+        self.seed, self.budget, self.replays = seed, budget, replay and seed is None
         self.outputs: deque[bytes] = deque()
-        self.written: deque[np.ndarray[Any, Any]] = deque()
+        self.written: deque[NDArray[np.bool_]] = deque()
         self.interrupts: deque[int] = deque()
         self.events: deque[str] = deque()
+        self.descriptors: list[tuple[int, int]] = []
+        self.addresses: list[tuple[int, int]] = []
         self.cycles = 0
-        self.chunks: dict[bytes, Chunk] = {}
+        self.missing: tuple[int, int] | None = None
+        self.chunks: OrderedDict[bytes, Chunk] = OrderedDict()
+        self.recordings: OrderedDict[Signature, Recording] = OrderedDict()
         self.reset()
 
     def reset(self) -> None:
         """Put the chip to sleep: every byte of its memories is unwritten, queues are empty, no program runs."""
         self.values, self.memory = Values(), Memory()
+        self.versions = np.zeros(TILES * WIDE_ROWS, np.int64)
+        self.recordings.clear()
         self.machine: Machine | None = None
-        self.waiting_data: list[tuple[int, bytes]] = []
-        self.state = ChipState.IDLE
-        self.missing: tuple[int, int] | None = None
+        self.running: Replay | None = None
+        self.history: list[tuple[int, bytes]] = []
+        self.pending: list[tuple[int, bytes]] = []
+        self.told = 0
         for queue in (self.outputs, self.written, self.interrupts, self.events):
             queue.clear()
 
@@ -64,51 +76,126 @@ class Chip:
         data = bytes(data)
         if tag not in (isa.Tag.INSTRUCTIONS, isa.Tag.INPUT, isa.Tag.PARAMETERS):
             raise RuleViolation(f"the host sent data with tag {tag}; the chip takes 0, 1 and 2")
-        if self.machine is None:
-            self.begin()
-        assert self.machine is not None
         if tag == isa.Tag.INSTRUCTIONS:
-            chunk = self.chunks.get(data)
-            if chunk is None:
-                chunk = self.chunks[data] = Chunk(data)
-            self.machine.core.chunks.append(chunk)
-            self.machine.wake(self.machine.core)
-        else:
-            self.machine.host.fed[tag].append(data)
-            for unit in tuple(self.machine.starving):
-                self.machine.wake(unit)
-            self.machine.starving.clear()
-
-    def begin(self) -> None:
-        """A new program: wide memory stays, everything else is unwritten."""
-        self.values.restart()
-        self.memory.restart()
-        self.machine = Machine(self.memory, self.values, self.seed, self.budget)
+            if data not in self.chunks:
+                self.chunks[data] = Chunk(data)
+            self.chunks.move_to_end(data)
+            while len(self.chunks) > RECORDINGS:
+                self.chunks.popitem(last=False)
+        self.pending.append((int(tag), data))
 
     def run(self) -> ChipState:
         """Go on until nothing can move; see ``ChipState``. Raises a ChipError if the program does something wrong."""
+        feeds, self.pending = self.pending, []
+        idle = self.machine is None and self.running is None
+        if idle:
+            if not feeds:
+                return ChipState.IDLE
+            self.history, self.told = [], 0
+            recording = self.recordings.get(signature(feeds)) if self.replays else None
+            if recording is not None and recording.holds(self.memory, self.versions):
+                self.recordings.move_to_end(signature(feeds))
+                self.running = Replay(recording, self.values)
+        self.history += feeds
+        if self.running is not None:
+            segment = self.running.step(feeds)
+            if segment is not None:
+                return self.repeat(segment, self.running.recording)
+            self.running, feeds = None, self.history
+        return self.execute(feeds)
+
+    def repeat(self, segment: Segment, recording: Recording) -> ChipState:
+        """Hand over what a segment of a recording gives."""
+        self.deliver(segment.delivered)
+        self.missing = segment.missing
+        if segment.state is ChipState.FINISHED:
+            self.settle(recording.rows, recording.final)
+            self.take(recording.info)
+            self.running = None
+        return segment.state
+
+    def execute(self, feeds: list[tuple[int, bytes]]) -> ChipState:
+        """Execute instruction by instruction."""
+        if self.machine is None:
+            self.values.restart()
+            self.memory.restart()
+            self.machine = Machine(self.memory, self.values, self.seed, self.budget)
         machine = self.machine
-        if machine is None:
-            return ChipState.IDLE
+        for tag, data in feeds:
+            if tag == isa.Tag.INSTRUCTIONS:
+                machine.core.chunks.append(self.chunks.get(data) or Chunk(data))
+                machine.wake(machine.core)
+            else:
+                machine.host.fed[tag].append(data)
+        for unit in tuple(machine.starving):
+            machine.wake(unit)
+        machine.starving.clear()
         try:
             machine.run()
-            self.missing = self.what_is_missing()
-            if self.missing is None and machine.core.finished:
-                self.check_end()
+            self.missing = self.what_is_missing(machine)
+            if self.missing is None:
+                self.check_end(machine)
+            machine.evaluate()
         except Exception:
             self.machine = None
             raise
-        machine.evaluate()
-        self.deliver()
-        if self.missing is not None:
-            return ChipState.NEEDS_HOST
-        self.finish()
-        return ChipState.FINISHED
+        state = ChipState.FINISHED if self.missing is None else ChipState.NEEDS_HOST
+        delivered = list(machine.host.delivered)
+        machine.host.delivered.clear()
+        self.deliver(delivered)
+        machine.recording.end_segment(feeds, state, self.missing, delivered)
+        if state is ChipState.FINISHED:
+            self.finish(machine)
+        return state
 
-    def what_is_missing(self) -> tuple[int, int] | None:
+    def finish(self, machine: Machine) -> None:
+        """After the last instruction: wide memory keeps what was written; data that came early is for the next program."""
+        rows, ids = self.memory.settle()
+        info = {
+            "cycles": max(sum(units.values()) for units in machine.busy),
+            "descriptors": list(machine.host.descriptors),
+            "addresses": list(machine.host.addresses),
+        }
+        early = [(isa.Tag.INSTRUCTIONS, chunk.data) for chunk in machine.core.chunks]
+        early += [(tag, data) for tag, fed in machine.host.fed.items() for data in fed]
+        if self.replays and not early and len(machine.recording.segments[0].feeds):
+            machine.recording.complete(self.values, rows, ids, info)
+            self.recordings[machine.recording.segments[0].feeds] = machine.recording
+            while len(self.recordings) > RECORDINGS:
+                self.recordings.popitem(last=False)
+            for tag, data in self.history:
+                if tag == isa.Tag.INSTRUCTIONS and data in self.chunks:
+                    self.chunks[data].forget()
+        self.settle(rows, ids)
+        self.take(info)
+        self.machine, self.pending = None, [(int(t), d) for t, d in early] + self.pending
+
+    def settle(self, rows: NDArray[Any], ids: NDArray[np.int32]) -> None:
+        """Wide memory after a program: rows and the identifiers of their bytes."""
+        data = self.values.data
+        data[WIDE0:DYNAMIC0].reshape(-1, ROW_BYTES)[rows] = data[np.maximum(ids, 0)]
+        self.memory.own(rows, ids)
+        self.versions[rows] += 1
+
+    def take(self, info: dict[str, Any]) -> None:
+        """What is known about the program that has finished."""
+        self.cycles = info["cycles"]
+        self.descriptors, self.addresses = list(info["descriptors"]), list(info["addresses"])
+
+    def deliver(self, items: list[Any]) -> None:
+        """Hand over what is complete and was not handed over before."""
+        for item in items[self.told :] if self.running is None else items:
+            if isinstance(item, int):
+                self.interrupts.append(item)
+                self.events.append("interrupt")
+            else:
+                self.outputs.append(self.values.data[np.maximum(item, 0)].tobytes())
+                self.written.append(item > 0)
+                self.events.append("output")
+        self.told = self.told + len(items) if self.running is not None else max(0, self.told - len(items))
+
+    def what_is_missing(self, machine: Machine) -> tuple[int, int] | None:
         """(tag, bytes) that the host must send before anything can go on; Deadlock if something else is wrong."""
-        machine = self.machine
-        assert machine is not None
         unfinished = machine.unfinished()
         if machine.core.finished and not unfinished:
             return None
@@ -119,10 +206,8 @@ class Chip:
             return int(isa.Tag.INSTRUCTIONS), 0
         raise Deadlock(machine.report(unfinished))
 
-    def check_end(self) -> None:
+    def check_end(self, machine: Machine) -> None:
         """Nothing may be left over when a program has halted."""
-        machine = self.machine
-        assert machine is not None
         left = []
         for (node, consumer), queue in machine.ring.items():
             if queue.size:
@@ -138,34 +223,3 @@ class Chip:
             left.append(f"an output of {machine.host.leaving[0][1]} bytes that was never filled")
         if left:
             raise RuleViolation(f"the program has halted with leftovers: {'; '.join(left)}")
-
-    def deliver(self) -> None:
-        """Hand over what is complete."""
-        machine = self.machine
-        assert machine is not None
-        for item in machine.host.delivered:
-            if isinstance(item, int):
-                self.interrupts.append(item)
-                self.events.append("interrupt")
-            else:
-                self.outputs.append(self.values.data[np.maximum(item, 0)].tobytes())
-                self.written.append(item > 0)
-                self.events.append("output")
-        machine.host.delivered.clear()
-        self.descriptors = list(machine.host.descriptors)
-        self.addresses = [high << 32 | low for high, low in machine.host.addresses]
-
-    def finish(self) -> None:
-        """After the last instruction: wide memory keeps what was written."""
-        machine = self.machine
-        assert machine is not None
-        rows, ids = self.memory.settle()
-        flat = self.values.data[WIDE0:DYNAMIC0].reshape(-1, ROW_BYTES)
-        flat[rows] = self.values.data[np.maximum(ids, 0)]
-        self.cycles = max((sum(units.values()) for units in machine.busy), default=0)
-        self.last, self.machine = machine, None
-
-    def unit(self, place: int, name: str) -> Unit:
-        """A unit of the running program, for debugging."""
-        assert self.machine is not None
-        return self.machine.unit(place, name)

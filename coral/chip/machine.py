@@ -34,6 +34,7 @@ from coral.chip.layout import (
     WIDE0,
     WIDE_ROWS,
 )
+from coral.chip.recording import Compute, Recording
 from coral.chip.trace import Trace
 from coral.chip.walks import Addresses, Gate, Index, signed16
 
@@ -104,14 +105,14 @@ class Memory:
         self.dirty.fill(False)
 
     def settle(self) -> tuple[NDArray[np.int64], Ids]:
-        """After a program: flat indices of the wide rows it wrote and their identifiers; the rows get their own."""
+        """The wide rows that the program wrote (flat indices) and the identifiers in them."""
         rows = np.flatnonzero(self.dirty)
-        flat = self.wide.reshape(-1, ROW_BYTES)
-        ids = flat[rows]
-        own = (WIDE0 + rows * ROW_BYTES)[:, None] + np.arange(ROW_BYTES)
-        flat[rows] = np.where(ids > 0, own, 0)
-        self.dirty.fill(False)
-        return rows, ids
+        return rows, self.wide.reshape(-1, ROW_BYTES)[rows]
+
+    def own(self, rows: NDArray[Any], ids: Ids) -> None:
+        """Give the written bytes of these rows the identifiers that wide memory has between programs."""
+        places = (WIDE0 + rows * ROW_BYTES)[:, None] + np.arange(ROW_BYTES)
+        self.wide.reshape(-1, ROW_BYTES)[rows] = np.where(ids > 0, places, 0)
 
 
 class Queue:
@@ -285,7 +286,8 @@ class Machine:
         self.tables: list[Any] = [None] * TILES
         self.trace = Trace()
         self.builder = Builder(self.trace, values)
-        self.host = Host(values)
+        self.recording = Recording()
+        self.host = Host(values, self.recording)
         self.starving: set[Unit] = set()
         self.tokens = [0] * TILES
         self.busy: list[dict[str, int]] = [{} for _ in range(TILES)]
@@ -371,7 +373,9 @@ class Machine:
     def evaluate(self) -> None:
         """Compute the values of everything recorded so far."""
         if self.trace.items:
-            for node in self.builder.build():
+            nodes = self.builder.build()
+            self.recording.actions.append(Compute(nodes))
+            for node in nodes:
                 node.run(self.values)
 
     def unfinished(self) -> list[Unit]:

@@ -6,6 +6,7 @@ computes all of them with one matrix product per set of parameters. Source: docs
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from coral import isa, numerics
 from coral.chip.layout import LEVEL_FIXED
 from coral.chip.machine import Values
-from coral.chip.op import OpPlan, OpRecord
+from coral.chip.op import OpRecord, Stage
 from coral.chip.trace import Trace
 
 _MIX = 0x9E3779B97F4A7C15
@@ -22,130 +23,125 @@ FLOAT32_EXACT = 1 << 24
 
 
 class Node:
-    """``sets`` parameter sets times ``rows`` output groups each.
+    """``sets`` parameter sets times ``rows`` output groups each, of one instruction on all of its tiles.
 
-    x ``[sets or 1, rows, steps]`` indices of words, or ``[.., steps * bytes]`` identifiers; w ``[sets, steps, columns,
-    bytes]`` and scales ``[sets, 3, columns, 4]`` identifiers; out ``[sets, rows, words]`` indices of words.
+    x ``[sets or 1, rows, steps]`` indices of words, or ``[.., bytes]`` identifiers; w ``[sets, steps, columns, bytes]``
+    and scales ``[sets, 3, columns, 4]`` identifiers; out ``[sets, rows, words]`` indices of words.
     """
 
-    def __init__(self, plan: OpPlan, table: Any, level: int, channels: int) -> None:
-        self.plan, self.table, self.level, self.channels = plan, table, level, channels
-        self.out_words = -(-channels * plan.result_bytes // 4)
-        self.columns = self.out_words * 4 // plan.result_bytes
+    def __init__(self, stage: Stage, table: Any, channels: int) -> None:
+        self.stage, self.table = stage, table
+        self.out_words = -(-channels * stage.result_bytes // 4)
+        self.columns = self.out_words * 4 // stage.result_bytes
+        self.w: NDArray[np.int32] | None = None
         self.scales: NDArray[np.int32] | None = None
-        self.psum: NDArray[np.int64] | None = None
-        self.constants: tuple[Any, ...] | None = None
-
-    def bind(self, x: NDArray[Any], words: bool, numbers: NDArray[Any], out: NDArray[Any], psum: Any) -> None:
-        """Take the operands: x ``[sets, rows, ..]``, numbers of weights and scales ``[sets, steps + 1]``, results."""
-        self.x = x[:1] if (x == x[:1]).all() else x
-        self.words, self.numbers = words, numbers
-        self.out = (out[..., None] >> 2) + np.arange(self.out_words)
-        if psum is not None:
-            self.psum = (psum[..., None] >> 2) + np.arange(self.columns)
-
-    def resolve(self, builder: Builder) -> None:
-        """Look up the identifiers of weights and scales."""
-        plan, trace = self.plan, builder.trace
-        weights, scales = self.numbers[:, :-1], self.numbers[:, -1]
+        self.psum: NDArray[np.int32] | None = None
         self.fixed = True
-        if plan.par is not None:
-            table, inverse = np.unique(weights, return_inverse=True)
-            entries = np.stack([trace.weights.entries[k] for k in table.tolist()])[:, : self.columns]
-            self.w = entries[inverse.reshape(weights.shape)]
-            self.fixed = builder.weights.highest(weights.reshape(-1), trace.weights.entries) == LEVEL_FIXED
-        if plan.scaling_rows:
+        self.constants: tuple[Any, Any, Any] | None = None
+
+    def bind(self, x: NDArray[Any], words: bool, out: NDArray[Any], psum: NDArray[Any] | None) -> None:
+        """Take activations and results ``[sets, rows, ..]``."""
+        self.x = x[:1] if len(x) > 1 and (x == x[:1]).all() else x
+        self.words = words
+        self.out = ((out[..., None] >> 2) + np.arange(self.out_words)).astype(np.int32)
+        if psum is not None:
+            self.psum = ((psum[..., None] >> 2) + np.arange(self.columns)).astype(np.int32)
+
+    def resolve(self, numbers: NDArray[Any], builder: Builder) -> None:
+        """Look up the identifiers of weights and scales by their numbers ``[sets, steps + 1]``."""
+        trace, weights, scales = builder.trace, numbers[:, :-1], numbers[:, -1]
+        if self.stage.kind is isa.OpResize:
+            self.coefficients = weights[:, None, :, None].astype(np.int64)
+            return
+        table, inverse = np.unique(weights, return_inverse=True)
+        entries = np.stack([trace.weights.entries[k] for k in table.tolist()])[:, : self.columns]
+        self.w = entries[inverse.reshape(weights.shape)]
+        self.fixed = builder.weights.highest(weights.reshape(-1), trace.weights.entries) == LEVEL_FIXED
+        if scales.any():
             self.scales = np.stack([trace.scales.entries[k] for k in scales.tolist()])[:, :, : self.columns]
             self.fixed &= builder.scales.highest(scales, trace.scales.entries) == LEVEL_FIXED
 
+    def identifiers(self) -> Iterator[NDArray[np.int32]]:
+        """Everything that the node reads."""
+        yield self.x * 4 if self.words else self.x
+        if self.w is not None:
+            yield self.w
+        if self.scales is not None:
+            yield self.scales
+
     def run(self, values: Values) -> None:
         """Compute the groups and store their bytes."""
-        acc = self.accumulate(values)
-        bias, scale = self.scaling(values)
-        i = self.plan.instruction
-        total = acc + (bias + self.plan.acc_offset)
-        total = _wrap32(total)
+        stage = self.stage
+        if self.constants is None or not self.fixed:
+            self.constants = self.prepare(values)
+        w, offset, scale = self.constants
+        sums = self.accumulate(values, w)
+        total = sums + offset
         nlu = None
-        if self.plan.nlu:
+        if self.table is not None:
             nlu = numerics.Spline(
-                self.table.coefficients,
-                self.table.breakpoints,
-                odd=i.nlu_odd == 3,
-                range_reduce=bool(i.nlu_range_reduce),
+                self.table.coefficients, self.table.breakpoints, stage.nlu_odd, stage.nlu_range_reduce
             )
-        plan = self.plan
         codes = numerics.requantise(
-            total, scale, plan.clamp_min, plan.clamp_max, plan.out_zp, bits=8 * plan.result_bytes, nlu=nlu
+            total, scale, stage.clamp_min, stage.clamp_max, stage.out_zp, bits=8 * stage.result_bytes, nlu=nlu
         )
         words = values.data.view(np.uint32)
         words[self.out] = np.ascontiguousarray(codes).view(np.uint32)
         if self.psum is not None:
-            words[self.psum] = _wrap32(acc).view(np.uint32)
+            words[self.psum] = (sums + offset - stage.acc_offset).view(np.uint32)
 
-    def scaling(self, values: Values) -> tuple[Any, Any]:
-        """(int bias, float32 multiplier), ``[sets, 1, columns]`` or scalars."""
-        if self.scales is None:
-            return 0, self.plan.instruction.mult
-        raw = values.data[self.scales]
-        bias: Any = raw[:, None, 1].copy().view(np.int32)[..., 0].astype(np.int64) if self.plan.bias_en else 0
-        scale: Any = (
-            raw[:, None, 0].copy().view(np.float32)[..., 0] if self.plan.scale_en else self.plan.instruction.mult
-        )
-        return bias, scale
+    def prepare(self, values: Values) -> tuple[Any, Any, Any]:
+        """(weights in the type in which their sums are exact, int32 to add to the sums, multipliers)."""
+        stage, offset, bias = self.stage, np.int64(self.stage.acc_offset), 0
+        scale: Any = stage.mult
+        if self.scales is not None:
+            raw = values.data[self.scales]
+            if stage.bias_en:
+                bias = raw[:, None, 1].copy().view(np.int32)[..., 0].astype(np.int64)
+            if stage.scale_en:
+                scale = raw[:, None, 0].copy().view(np.float32)[..., 0]
+        if self.w is None or stage.kind is isa.OpMax:
+            return None, _wrap32(bias + offset), scale
+        w = self.parameters(values)
+        offset = offset - stage.in_zp * w.sum(axis=1, dtype=np.int64)[:, None, :] if stage.kind is isa.Op else offset
+        bound = int(np.abs(w).sum(axis=1, dtype=np.int64).max()) * (0xFFFF if stage.act16 else 0xFF)
+        return w.astype(np.float32 if bound < FLOAT32_EXACT else np.float64), _wrap32(bias + offset), scale
 
     def activations(self, values: Values) -> NDArray[Any]:
         """Operands by element, ``[sets or 1, rows, elements]``, uint8 or uint16."""
         data = values.data.view(np.uint32)[self.x].view(np.uint8) if self.words else values.data[self.x]
-        return data.view("<u2") if self.plan.instruction.act16 else data
+        return data.view("<u2") if self.stage.act16 else data
 
     def parameters(self, values: Values) -> NDArray[np.int32]:
         """Differences from the zero points, ``[sets, elements, columns]``."""
-        assert self.w is not None
         raw = values.data[self.w]
-        if self.plan.instruction.par16:
+        if self.stage.par16:
             raw = raw.view("<u2")
         sets, steps, columns, elements = raw.shape
-        zero: Any = self.plan.instruction.w_zp
-        if self.plan.zp_rows is not None:
-            assert self.scales is not None
-            zero = values.data[self.scales[:, 2]].view(np.int32)[:, None, :, 0]
+        zero: Any = self.stage.w_zp
+        if self.stage.zp_rows:
+            zero = values.data[self.scales][:, 2].copy().view(np.int32)[:, None, :, 0]
         return raw.astype(np.int32).transpose(0, 1, 3, 2).reshape(sets, steps * elements, columns) - zero
 
-    def accumulate(self, values: Values) -> NDArray[Any]:
-        """Exact sums (or maxima) before bias, ``[sets, rows, columns]``, as integers in int64 or a float type."""
-        if self.plan.kind is isa.OpMax:
-            return self.extreme(values)
-        if self.plan.kind is isa.OpResize:
-            x = self.activations(values)
-            x = x.reshape(*x.shape[:2], -1, self.columns).astype(np.int64)
-            return (x * self.numbers[:, None, :-1, None]).sum(axis=2)
-        if self.constants is None or not self.fixed:
-            w = self.parameters(values)
-            largest = 0xFFFF if self.plan.instruction.act16 else 0xFF
-            bound = int(np.abs(w.astype(np.int64)).sum(axis=1).max()) * largest
-            dtype = np.float32 if bound < FLOAT32_EXACT else np.float64
-            offset = -self.plan.instruction.in_zp * w.sum(axis=1, dtype=np.int64)[:, None, :]
-            self.constants = w.astype(dtype), offset
-        w, offset = self.constants
-        if self.plan.kind is isa.OpSum:
-            return w.sum(axis=1, dtype=np.float64)[:, None, :].astype(np.int64)
-        x = self.activations(values).astype(w.dtype)
+    def accumulate(self, values: Values, w: Any) -> NDArray[np.int32]:
+        """Sums (or maxima) modulo 2^32, ``[sets, rows, columns]``, without what ``prepare`` adds."""
+        kind = self.stage.kind
+        if kind is isa.OpMax:
+            return values.data[self.w].max(axis=(1, 3)).astype(np.int32)[:, None, :]
+        if kind is isa.OpSum:
+            return _wrap32(w.sum(axis=1, dtype=np.float64)[:, None, :])
+        x = self.activations(values)
+        if kind is isa.OpResize:
+            return _wrap32((x.reshape(*x.shape[:2], -1, self.columns) * self.coefficients).sum(axis=2))
+        x = x.astype(w.dtype)
         if x.shape[1] == 1 and w.shape[2] <= 4:
-            sums = (x[:, 0, :, None] * w).sum(axis=1)[:, None, :]
-        else:
-            sums = np.matmul(x, w)
-        return sums.astype(np.int64) + offset
-
-    def extreme(self, values: Values) -> NDArray[np.int64]:
-        """Maximum of the parameter bytes, no zero point subtracted."""
-        assert self.w is not None
-        raw = values.data[self.w]
-        return raw.max(axis=(1, 3)).astype(np.int64)[:, None, :]
+            return _wrap32((x[:, 0, :, None] * w).sum(axis=1)[:, None, :])
+        return _wrap32(np.matmul(x, w))
 
 
-def _wrap32(total: NDArray[Any]) -> NDArray[np.int32]:
-    """Modulo 2**32."""
-    return total.astype(np.int64).astype(np.int32)
+def _wrap32(total: Any) -> NDArray[np.int32]:
+    """Modulo 2**32; float32 sums are exact and below 2**24."""
+    return total.astype(np.int32) if total.dtype == np.float32 else total.astype(np.int64).astype(np.int32)
 
 
 class Levels:
@@ -179,8 +175,8 @@ class Builder:
             buckets.setdefault((level, id(record.plan), id(record.table)), []).append((record, first, last))
         self.trace.items = []
         nodes: list[Node] = []
-        for (level, _, _), parts in sorted(buckets.items(), key=lambda entry: entry[0][0]):
-            nodes += join(parts, level, self)
+        for _, parts in sorted(buckets.items(), key=lambda entry: entry[0][0]):
+            nodes += join(parts, self)
         return nodes
 
     def level(self, record: OpRecord, first: int, last: int) -> int:
@@ -206,7 +202,7 @@ class Builder:
         return level
 
 
-def join(parts: list[tuple[OpRecord, int, int]], level: int, builder: Builder) -> list[Node]:
+def join(parts: list[tuple[OpRecord, int, int]], builder: Builder) -> list[Node]:
     """Nodes for groups of one instruction that depend on nothing of each other."""
     plan, table = parts[0][0].plan, parts[0][0].table
     words = all(record.operands()[0].ndim == 1 for record, _, _ in parts)
@@ -230,20 +226,19 @@ def join(parts: list[tuple[OpRecord, int, int]], level: int, builder: Builder) -
             if record.psum_base is not None:
                 psums.append(record.psum_base[groups])
         x, w, out = np.concatenate(xs), np.concatenate(ws), np.concatenate(outs)
-        order, sets, counts = distinct_rows(w)
+        order, counts = distinct_rows(w)
         psum = np.concatenate(psums) if psums else None
         for count in np.unique(counts).tolist():
             members = order[np.repeat(counts == count, counts)].reshape(-1, count)
-            node = Node(plan, table, level, channels)
-            node.bind(x[members], words, w[members[:, 0]], out[members], psum[members] if psum is not None else None)
-            node.resolve(builder)
+            node = Node(plan.stage, table, channels)
+            node.bind(x[members], words, out[members], psum[members] if psum is not None else None)
+            node.resolve(w[members[:, 0]], builder)
             nodes.append(node)
-        del sets
     return nodes
 
 
-def distinct_rows(rows: NDArray[np.int32]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """(row numbers ordered by content, first row of each content, how many rows have it)."""
+def distinct_rows(rows: NDArray[np.int32]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(row numbers ordered by content, how many rows have each content)."""
     mixed = np.zeros(len(rows), np.uint64)
     for column in rows.T:
         mixed = (mixed ^ column.astype(np.uint64)) * np.uint64(_MIX)
@@ -254,4 +249,4 @@ def distinct_rows(rows: NDArray[np.int32]) -> tuple[NDArray[Any], NDArray[Any], 
     counts = np.diff(np.r_[starts, len(rows)])
     if (rows[order] != rows[np.repeat(order[starts], counts)]).any():
         raise AssertionError("two sets of parameters with the same hash")
-    return order, order[starts], counts
+    return order, counts

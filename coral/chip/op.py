@@ -8,6 +8,7 @@ values of many groups, slices and tiles at once. Source: docs/chip.md, section O
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -41,6 +42,29 @@ ELEMENTS = {
     (1, 1, 0): 1,
 }
 """Products per column and step, by (act16, par16, lane_off): four 8x8 multipliers, some of them switched off."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The arithmetic of an op: all that is needed to compute results once operands are found."""
+
+    where: str
+    kind: type[Any]
+    act16: int
+    par16: int
+    in_zp: int
+    w_zp: int
+    zp_rows: bool
+    acc_offset: int
+    bias_en: int
+    scale_en: int
+    mult: float
+    clamp_min: float
+    clamp_max: float
+    out_zp: int
+    result_bytes: int
+    nlu_odd: bool = False
+    nlu_range_reduce: bool = False
 
 
 class OpRecord:
@@ -188,7 +212,7 @@ class OpJob(Job):
         bad, rows, memory = (ids <= 0).any(axis=2), addresses >> 2, self.machine.memory
         empty: Any = ~memory.dirty[self.place, rows] & (memory.wide[self.place, rows] == 0).all(axis=1)
         if empty.any() or (ids < 0).any():
-            which = empty if empty.any() else (ids < 0).any(axis=(1, 2))
+            which = np.flatnonzero(empty if empty.any() else (ids < 0).reshape(len(ids), -1).any(axis=1))
             self.complain(ids[which], addresses[which], "parameters", "64-byte unit")
         if record.spoilt is None:
             record.spoilt = np.zeros((plan.groups, plan.columns), bool)
@@ -294,7 +318,16 @@ class OpPlan(Plan):
         self.form_groups(counts)
         self.place_results(counts)
         self.bind_walks()
+        self.stage = self.arithmetic()
         self.cycles = self.nest.steps
+
+    def arithmetic(self) -> Stage:
+        i = self.instruction
+        return Stage(
+            self.where, self.kind, i.act16, i.par16, i.in_zp, i.w_zp, bool(i.par_zp_rows), i.acc_offset, i.bias_en,
+            i.scale_en, i.mult, i.clamp_min, i.clamp_max, i.out_zp, self.result_bytes, i.nlu_odd == 3,
+            bool(i.nlu_range_reduce),
+        )  # fmt: skip
 
     def measure_operands(self) -> None:
         i = self.instruction
@@ -310,8 +343,6 @@ class OpPlan(Plan):
         self.require(self.nlu or not (i.nlu_range_reduce or i.nlu_odd), "nlu_range_reduce and nlu_odd need nlu_en")
         self.scaled = bool(i.bias_en or i.scale_en)
         self.scaling_rows = [k for k, on in enumerate((i.scale_en, i.bias_en, i.par_zp_rows)) if on]
-        self.clamp_min, self.clamp_max, self.out_zp = i.clamp_min, i.clamp_max, i.out_zp
-        self.acc_offset = i.acc_offset
         self.zp_rows: list[int] | None = None
         if i.par_zp_rows:
             first, last, step = i.zp_first_row, i.zp_last_row, i.zp_row_step

@@ -5,6 +5,7 @@ Source: docs/chip.md.
 
 from __future__ import annotations
 
+import bisect
 from typing import Any, NamedTuple
 
 from coral import isa
@@ -62,6 +63,9 @@ class Chunk:
         for kind in (isa.Start, isa.End):
             if kinds.count(kind) != 1:
                 raise RuleViolation(f"a bitstream has one {kind.mnemonic}, this one {kinds.count(kind)}")
+        branches = [w + p.instruction.offset for w, p in self.placed.items() if isinstance(p.instruction, isa.Branch)]
+        loops = [w + 1 + p.instruction.body for w, p in self.placed.items() if isinstance(p.instruction, isa.Loop)]
+        self.entries = sorted({*branches, *loops})
         self._plans: dict[int, Plan | None] = {}
         self._blocks: dict[int, Block | None] = {}
 
@@ -80,6 +84,11 @@ class Chunk:
             self._plans[word] = model(instruction, word) if model else None
         return self._plans[word]
 
+    def forget(self) -> None:
+        """Drop what was worked out; it is made again when needed."""
+        self._plans.clear()
+        self._blocks.clear()
+
     def block(self, word: int) -> Block | None:
         """The run of bundles, or the loop of nothing but bundles, that begins at ``word``."""
         if word not in self._blocks:
@@ -92,10 +101,8 @@ class Chunk:
             body = self._bundles(word + 1, word + 1 + first.body)
             if len(body) == first.body:
                 return Block(translate(body, first.count), word + 1 + first.body, first.count * first.body)
-        targets = {w + p.instruction.offset for w, p in self.placed.items() if isinstance(p.instruction, isa.Branch)}
-        ends = {w + 1 + p.instruction.body for w, p in self.placed.items() if isinstance(p.instruction, isa.Loop)}
-        stops = sorted(t for t in targets | ends if t > word)
-        body = self._bundles(word, stops[0] if stops else 1 << 30)
+        place = bisect.bisect_right(self.entries, word)
+        body = self._bundles(word, self.entries[place] if place < len(self.entries) else 1 << 30)
         return Block(translate(body), word + len(body), len(body)) if body else None
 
     def _bundles(self, word: int, stop: int) -> list[tuple[int, Any]]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coral.chip.layout import NARROW_BYTES
-from coral.chip.op import OpPlan
+from coral.chip.op import OpPlan, Stage
 from coral.chip.walks import Addresses, Index
 
 QUARTERS = 4
@@ -32,7 +32,9 @@ class ResizePlan(OpPlan):
         self.elements, self.x_bytes, self.w_bytes = 4, 4, 0
         self.nlu = self.bias_en = self.scale_en = 0
         self.scaled, self.scaling_rows, self.zp_rows = False, [], None
-        self.clamp_min, self.clamp_max, self.out_zp, self.acc_offset = -np.inf, np.inf, 0, 0
+
+    def arithmetic(self) -> Stage:
+        return Stage(self.where, self.kind, 0, 0, 0, 0, False, 0, 0, 0, self.instruction.mult, -np.inf, np.inf, 0, 1)
 
     def bind_parameters(self) -> None:
         """The weight of every step, from the coordinates' fractions."""

@@ -27,7 +27,8 @@ from coral.chip.layout import (
 from coral.chip.machine import MESH_UNITS, Ids, Job, Machine, Unit
 from coral.chip.movers import N2w, N2wJob
 from coral.chip.plans import Plan
-from coral.chip.program import Chunk
+from coral.chip.program import Block, Chunk
+from coral.chip.recording import ScalarCheck, ScalarFlush, ScalarForget, ScalarRun, ScalarStart, word_of
 from coral.chip.scalar_code import Partial
 from coral.chip.walks import signed16
 
@@ -43,6 +44,10 @@ def fenced_units(unit_mask: int) -> list[str]:
     if unit_mask & 0b111110:
         units += DMA_UNITS
     return units + [name for k, name in enumerate(MESH_UNITS) if unit_mask >> (6 + k) & 1]
+
+
+def _nothing(registers: list[Any], predicates: list[Any], core: Any) -> None:
+    """No bundles."""
 
 
 class Dispatcher(Unit):
@@ -114,14 +119,12 @@ class ScalarMemory:
         """A word that is not known as a number yet; Partial if nobody wrote all of it."""
         if not isinstance(address, int) or not 0 <= address < SCALAR_WORDS:
             self.outside(address)
-        ids, values = self.machine.memory.scalar[address], self.machine.values
-        ids = np.maximum(ids, UNWRITTEN)
-        if values.level[ids >> 2].max() > LEVEL_FIXED:
+        ids, values = self.machine.memory.scalar[address].copy(), self.machine.values
+        if values.level[np.maximum(ids, UNWRITTEN) >> 2].max() > LEVEL_FIXED:
             self.machine.evaluate()
             self.machine.core.tainted = True
-        holes = sum(0xFF << 8 * k for k in range(4) if ids[k] <= 0)
-        word = Partial.of(int.from_bytes(values.data[ids].tobytes(), "little"), holes)
-        self.words[address] = word
+        self.machine.core.now.loads[address] = ids
+        word = self.words[address] = word_of(ids, values.data)
         return word
 
     def store(self, address: int, value: Any) -> None:
@@ -133,6 +136,8 @@ class ScalarMemory:
         """Words that come from the ring."""
         self.flush()
         self.machine.memory.scalar[addresses] = ids
+        if self.machine.core.tainted:
+            self.machine.recording.actions.append(ScalarForget(addresses.tolist()))
         for address in addresses.tolist():
             self.words.pop(address, None)
 
@@ -144,7 +149,10 @@ class ScalarMemory:
     def flush(self) -> None:
         """Give identifiers to the words that the core stored."""
         if self.stored:
-            self.machine.memory.scalar[list(self.stored)] = self.machine.core.identify(list(self.stored.values()))
+            ids = self.machine.core.identify(list(self.stored.values()))
+            self.machine.memory.scalar[list(self.stored)] = ids
+            if self.machine.core.tainted:
+                self.machine.recording.actions.append(ScalarFlush(tuple(self.stored), int(ids[0, 0])))
             self.stored = {}
 
 
@@ -159,6 +167,7 @@ class ScalarCore(Unit):
         "finished",
         "loops",
         "memory",
+        "now",
         "pc",
         "predicates",
         "registers",
@@ -181,6 +190,7 @@ class ScalarCore(Unit):
         self.waiting: list[Any] = []
         self.bundles = budget
         self.state = 0
+        self.now = ScalarRun(_nothing)
         self.memory = machine.scalar_memory
 
     @property
@@ -207,12 +217,7 @@ class ScalarCore(Unit):
         block = self.chunk.block(self.pc)
         if block is not None:
             self.spend(block.cost)
-            try:
-                block.run(self.registers, self.predicates, self)
-            except (TypeError, struct.error):
-                raise UnwrittenRead(
-                    f"scalar bundles at words {self.pc}..{block.end - 1} use a register or predicate that nothing wrote"
-                ) from None
+            self.run_block(block)
             self.go(block.end)
             return True
         placed = self.chunk.at(self.pc)
@@ -223,6 +228,30 @@ class ScalarCore(Unit):
         self.spend(1)
         return self.execute(i)
 
+    def run_block(self, block: Block) -> None:
+        """Execute bundles; note what a replay must do again once they have seen data."""
+        self.now, actions = ScalarRun(block.run), self.machine.recording.actions
+        start = None
+        if not self.tainted:
+            memory = self.memory
+            start = ScalarStart(
+                self.registers[:], self.predicates[:], self.descriptor[:], dict(memory.words), dict(memory.stored)
+            )
+        try:
+            block.run(self.registers, self.predicates, self)
+        except (TypeError, struct.error):
+            raise UnwrittenRead(
+                f"scalar bundles at words {self.pc}..{block.end - 1} use a register or predicate that nothing wrote"
+            ) from None
+        if self.tainted:
+            actions += [self.now] if start is None else [start, self.now]
+
+    def decide(self, predicate: bool, number: int, value: int) -> int:
+        """A value that the course of the program depends on."""
+        if self.tainted:
+            self.machine.recording.actions.append(ScalarCheck(predicate, number, value))
+        return value
+
     def spend(self, bundles: int) -> None:
         self.bundles -= bundles
         if self.bundles < 0:
@@ -232,13 +261,13 @@ class ScalarCore(Unit):
         value = self.predicates[number]
         if value is None:
             raise UnwrittenRead(f"{self.where}: predicate p{number} was never written")
-        return int(value)
+        return self.decide(True, number, int(value))
 
     def register(self, number: int, use: str) -> int:
         value = self.registers[number]
         if not isinstance(value, int):
             raise UnwrittenRead(f"{self.where}: {use} is in s{number}, which was never written")
-        return value
+        return self.decide(False, number, value)
 
     def go(self, word: int) -> None:
         """Continue at ``word``, or at the start of the innermost loop's body."""
@@ -371,12 +400,15 @@ class ScalarCore(Unit):
         """A word for the host."""
         if value is None:
             raise UnwrittenRead(f"{self.where}: the pushed register was never written")
-        self.machine.host.push(self.identify([value]).reshape(-1))
+        ids = self.identify([value]).reshape(-1)
+        self.now.pushes.append(int(ids[0]) if self.tainted else None)
+        self.machine.host.push(ids)
 
     def issue(self, word: int) -> None:
         """Issue the host DMA whose descriptor words are set."""
         if None in self.descriptor:
             raise UnwrittenRead(f"scalar at word {word}: descriptor words {self.descriptor} are not all set")
+        self.now.issues.append(self.descriptor[:])
         low, high, length, tag = self.descriptor
         self.machine.host.issue(low, high, length, tag, f"scalar at word {word}")
         for unit in tuple(self.machine.starving):

@@ -24,6 +24,7 @@ from coral.chip.layout import (
 from coral.chip.machine import BLOCKED, DONE, MORE, Ids, Job, Machine
 from coral.chip.movers import announce
 from coral.chip.plans import Plan, done
+from coral.chip.recording import Arrival, Recording
 from coral.chip.walks import gates
 
 if TYPE_CHECKING:
@@ -42,12 +43,11 @@ INFEED_COUNTERS = (
 class Host:
     """What the host sends and receives: streams by descriptor, output DMAs and interrupts in order."""
 
-    def __init__(self, values: Values) -> None:
-        self.values = values
+    def __init__(self, values: Values, recording: Recording) -> None:
+        self.values, self.recording = values, recording
         self.fed: dict[int, deque[bytes]] = {isa.Tag.INPUT: deque(), isa.Tag.PARAMETERS: deque()}
         self.wanted: dict[int, deque[int]] = {isa.Tag.INPUT: deque(), isa.Tag.PARAMETERS: deque()}
         self.stream: dict[int, list[Ids]] = {ACTIVATIONS: [], PARAMETERS: []}
-        self.arrivals: list[tuple[int, int, int]] = []
         self.leaving: deque[tuple[int, int]] = deque()
         self.out: list[Ids] = []
         self.out_size = 0
@@ -78,7 +78,7 @@ class Host:
             )
         base = self.values.make(length, LEVEL_HOST)
         self.values.data[base : base + length] = np.frombuffer(data, np.uint8)
-        self.arrivals.append((tag, base, length))
+        self.recording.actions.append(Arrival(tag, base, length))
         self.stream[STREAM_OF_TAG[isa.Tag(tag)]].append(np.arange(base, base + length, dtype=np.int32))
         return True
 
