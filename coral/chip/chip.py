@@ -149,7 +149,7 @@ class Chip:
         return state
 
     def finish(self, machine: Machine) -> None:
-        """After the last instruction: wide memory keeps what was written; data that came early is for the next program."""
+        """After the last instruction: wide memory keeps what was written; early data is for the next program."""
         rows, ids = self.memory.settle()
         info = {
             "cycles": max(sum(units.values()) for units in machine.busy),

@@ -209,7 +209,8 @@ class OpJob(Job):
         unless this program moved it there."""
         record, plan = self.record, self.plan
         assert record is not None
-        bad, rows, memory = (ids <= 0).any(axis=2), addresses >> 2, self.machine.memory
+        rows, memory = addresses >> 2, self.machine.memory
+        bad: NDArray[np.bool_] = (ids <= 0).any(axis=2)
         empty: Any = ~memory.dirty[self.place, rows] & (memory.wide[self.place, rows] == 0).all(axis=1)
         if empty.any() or (ids < 0).any():
             which = np.flatnonzero(empty if empty.any() else (ids < 0).reshape(len(ids), -1).any(axis=1))
