@@ -23,14 +23,15 @@ from coral.driver.errors import (
 from coral.driver.link import Counters
 from coral.driver.lock import StickLock
 from coral.driver.segments import Prepared, prepare
-from coral.driver.stick import Stick, open_stick
+from coral.driver.session import Canary
+from coral.driver.stick import Call, Stick, open_stick
 from coral.driver.transport import Buffer, Bus, Clock, Transfer, UsbDevice, UsbHandle
 
 # fmt: off
 __all__ = [
-    "CLOCKS", "CLOCK_HZ", "UDEV_FILE", "UDEV_RULE", "BadFirmware", "BringUpFailed", "Buffer", "Bus", "ChipFault",
-    "Clock", "Counters", "DfuFailed", "DriverError", "FoundStick", "InputError", "LibusbMissing", "NoFirmware",
-    "NoStick", "PermissionDenied", "Prepared", "Stick", "StickBusy", "StickGone", "StickHung", "StickLock",
-    "Transfer", "TransferFailed", "UsbDevice", "UsbHandle", "clock_name", "find", "list_sticks", "open_stick",
-    "prepare",
+    "CLOCKS", "CLOCK_HZ", "UDEV_FILE", "UDEV_RULE", "BadFirmware", "BringUpFailed", "Buffer", "Bus", "Call", "Canary",
+    "ChipFault", "Clock", "Counters", "DfuFailed", "DriverError", "FoundStick", "InputError", "LibusbMissing",
+    "NoFirmware", "NoStick", "PermissionDenied", "Prepared", "Stick", "StickBusy", "StickGone", "StickHung",
+    "StickLock", "Transfer", "TransferFailed", "UsbDevice", "UsbHandle", "clock_name", "find", "list_sticks",
+    "open_stick", "prepare",
 ]

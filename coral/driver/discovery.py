@@ -28,6 +28,7 @@ class FoundStick:
     path: str
     speed: str
     running: bool
+    serial: str = ""
 
 
 def identity(device: UsbDevice) -> tuple[int, int]:
@@ -42,14 +43,18 @@ def _sticks(bus: Bus) -> list[UsbDevice]:
 
 def list_sticks(bus: Bus) -> list[FoundStick]:
     """All sticks by bus and port; nothing is opened."""
-    return [FoundStick(device.path, device.speed, identity(device) == APPLICATION_ID) for device in _sticks(bus)]
+    return [
+        FoundStick(device.path, device.speed, identity(device) == APPLICATION_ID, device.serial)
+        for device in _sticks(bus)
+    ]
 
 
 def find(bus: Bus, which: int | str) -> UsbDevice:
-    """The stick of an index, counted by bus and port, or at a path such as "1-2.3"; raises NoStick."""
+    """The stick of an index, counted by bus and port, at a path such as "1-2.3", or of a serial number (sticks that
+    were sold have none); raises NoStick."""
     sticks = _sticks(bus)
     for index, device in enumerate(sticks):
-        if which in (index, device.path):
+        if which in (index, device.path) or (which and which == device.serial):
             return device
     where = ", ".join(f"{index} at {device.path}" for index, device in enumerate(sticks))
     if not sticks:
@@ -57,25 +62,30 @@ def find(bus: Bus, which: int | str) -> UsbDevice:
     raise NoStick(f"there is no stick {which!r}; plugged in are: {where}")
 
 
-def await_application(bus: Bus, path: str, clock: Clock) -> UsbDevice | None:
-    """The device at ``path`` once it has come back with its firmware running; None if that takes too long."""
-    deadline = clock.now() + REENUMERATION_S
-    while clock.now() < deadline:
+def await_stick(
+    bus: Bus, path: str, clock: Clock, *, running: bool = False, seconds: float = REENUMERATION_S
+) -> UsbDevice | None:
+    """The stick at ``path`` once it is there, with its firmware ``running`` if asked; None if that takes too long."""
+    deadline = clock.now() + seconds
+    while True:
         for device in bus.devices():
-            if device.path == path and identity(device) == APPLICATION_ID:
+            if device.path == path and identity(device) in ((APPLICATION_ID,) if running else (DFU_ID, APPLICATION_ID)):
                 return device
+        if clock.now() >= deadline:
+            return None
         clock.sleep(REENUMERATION_INTERVAL_S)
-    return None
 
 
-def open_and_claim(device: UsbDevice, interface: int, *, fresh: bool = False) -> UsbHandle:
+def open_and_claim(
+    device: UsbDevice, interface: int, *, fresh: bool = False, patience_s: float = CLAIM_PATIENCE_S
+) -> UsbHandle:
     """Opens a device, waiting for an earlier owner to let go.
 
     ``fresh``: it has just been enumerated, and the system may still be setting its permissions. Raises
     PermissionDenied, StickBusy, StickGone or DriverError.
     """
     clock = device.clock
-    deadline = clock.now() + CLAIM_PATIENCE_S
+    deadline = clock.now() + patience_s
     patient = {errno.EBUSY} | ({errno.EACCES} if fresh else set())
     while True:
         try:
@@ -84,7 +94,7 @@ def open_and_claim(device: UsbDevice, interface: int, *, fresh: bool = False) ->
             if error.errno in patient and clock.now() < deadline:
                 clock.sleep(CLAIM_INTERVAL_S)
                 continue
-            raise _explain(device.path, error) from error
+            raise _explain(device.path, error, patience_s) from error
 
 
 def _open_once(device: UsbDevice, interface: int) -> UsbHandle:
@@ -97,13 +107,13 @@ def _open_once(device: UsbDevice, interface: int) -> UsbHandle:
     return handle
 
 
-def _explain(path: str, error: OSError) -> DriverError:
+def _explain(path: str, error: OSError, patience_s: float) -> DriverError:
     if error.errno == errno.EACCES:
         return PermissionDenied(path, error.strerror)
     if error.errno == errno.EBUSY:
         return StickBusy(
             f"the stick at {path} is claimed by a program that does not use this driver's lock (libedgetpu? a virtual "
-            f"machine?); it was not released within {CLAIM_PATIENCE_S:g} s"
+            f"machine?); it was not released within {patience_s:g} s"
         )
     if error.errno == errno.ENODEV:
         return StickGone(f"the stick at {path} left the bus while it was being opened; plug it in again")

@@ -82,6 +82,7 @@ class LibusbBus:
                     device.getProductID(),
                     _path(device),
                     _SPEEDS.get(device.getDeviceSpeed(), "super"),
+                    _serial(device),
                 )
                 for device in context.getDeviceList(skip_on_error=True)
             ]
@@ -96,6 +97,7 @@ class LibusbDevice:
     product_id: int
     path: str
     speed: str
+    serial: str = ""
     clock: SystemClock = field(default_factory=SystemClock)
 
     def open(self) -> LibusbHandle:
@@ -207,6 +209,14 @@ class LibusbHandle:
         except self._usb1.USBError:
             own.status = "error"
         return own
+
+
+def _serial(device: Any) -> str:
+    if not device.getSerialNumberDescriptor():  # 0 on every stick; reading one means opening the device
+        return ""
+    with suppress(Exception):
+        return device.getSerialNumber()
+    return ""
 
 
 def _path(device: Any) -> str:

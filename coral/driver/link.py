@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -24,8 +25,11 @@ class Counters:
     parameter_bytes: int = 0
     output_bytes: int = 0
     transfers: int = 0
+    retries: int = 0
     recoveries: int = 0
+    port_resets: int = 0
     faults: Counter[str] = field(default_factory=Counter)
+    """Every kind of fault by name, also those that a retry has made good."""
 
     def sent(self, tag: int, size: int) -> None:
         """Counts the payload of one DMA."""
@@ -38,10 +42,24 @@ class Counters:
 
 
 class Link:
-    """Control requests with retries, and the common way to end transfers."""
+    """Control requests with retries, and the common way to end transfers.
 
-    def __init__(self, handle: UsbHandle, clock: Clock, counters: Counters) -> None:
-        self.handle, self.clock, self.counters = handle, clock, counters
+    ``until``: when a recovery has to be over; every wait ends then.
+    """
+
+    def __init__(self, handle: UsbHandle, clock: Clock, counters: Counters, until: float = math.inf) -> None:
+        self.handle, self.clock, self.counters, self.until = handle, clock, counters, until
+
+    def deadline(self, timeout_s: float) -> float:
+        """The moment ``timeout_s`` from now, or ``until`` if that is earlier."""
+        return min(self.clock.now() + timeout_s, self.until)
+
+    def wait_for(self, transfer: Transfer, timeout_s: float) -> bool:
+        """Waits for a transfer to end; False when it is still pending."""
+        deadline = self.deadline(timeout_s)
+        while transfer.status == "pending" and (left := deadline - self.clock.now()) > 0:
+            self.handle.wait(left)
+        return transfer.status != "pending"
 
     def control_in(
         self, request_type: int, request: int, value: int, index: int, length: int, *, timeout_s: float = 1.0
@@ -71,9 +89,7 @@ class Link:
         status = ""
         for _ in range(CONTROL_TRIES):
             transfer = self.handle.submit_control(*setup, data_or_length)
-            deadline = self.clock.now() + timeout_s
-            while transfer.status == "pending" and (left := deadline - self.clock.now()) > 0:
-                self.handle.wait(left)
+            self.wait_for(transfer, timeout_s)
             status = transfer.status
             if status == "done":
                 return transfer

@@ -6,8 +6,9 @@ Reads are queued before the writes of their segment; that is allowed and wanted.
 
 from __future__ import annotations
 
+import struct
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 from coral.driver.bringup import OUTFEED_CHUNK_BYTES
 from coral.driver.errors import ChipFault, StickGone, TransferFailed
@@ -23,104 +24,69 @@ OUT_DEPTH, IN_DEPTH = 4, 16
 EVENT_BYTES, INTERRUPT_BYTES = 16, 4
 DRAIN_TIMEOUT_S = 0.05
 DRAIN_READS = 4096
+INTERRUPT_EVENTS, ALL_EVENTS = 0xF0, 0xFF
+END_TAG = 4
+_EVENT = struct.Struct("<QIB3x")
 _NAMES = {0: "instructions", 1: "input", 2: "parameters"}
 
-
-class _Reader:
-    """Collects the outputs of one segment as one stream of bytes.
-
-    At first there is one read per output. The chip ends every DMA of its own with a short packet; an output that
-    takes several of them, like every output of a USB 2 link, is read packet by packet with several reads queued.
-    """
-
-    def __init__(self, pipes: Pipes, ins: Sequence[In], packet_bytes: int, whole: bool) -> None:
-        self.received = bytearray()
-        self.total = sum(part.size for part in ins)
-        self.whole = whole
-        self._pipes, self._packet_bytes = pipes, packet_bytes
-        self._to_ask = deque(part.size for part in ins)
-        self._asked: deque[tuple[Transfer, int]] = deque()
-
-    @property
-    def done(self) -> bool:
-        return len(self.received) >= self.total
-
-    def ask(self) -> None:
-        """Queues reads."""
-        packet = self._packet_bytes
-        while self.whole and self._to_ask and len(self._asked) < IN_DEPTH:
-            size = self._to_ask.popleft()
-            self._asked.append((self._pipes.read(OUTPUTS, -(-size // packet) * packet), size))
-        needed = min(-(-(self.total - len(self.received)) // packet), IN_DEPTH)
-        while not self.whole and len(self._asked) < needed:
-            self._asked.append((self._pipes.read(OUTPUTS, packet), packet))
-
-    def take(self) -> bool:
-        """Moves what has arrived into ``received``; True when there was something."""
-        progress = False
-        while self._asked and self._asked[0][0].status != "pending":
-            transfer, expected = self._asked.popleft()
-            progress = True
-            self._append(transfer)
-            if self.whole and transfer.actual < expected:
-                self._fall_back()
-        if len(self.received) > self.total:
-            raise TransferFailed(f"the stick sent {len(self.received)} bytes of output, the program has {self.total}")
-        return progress
-
-    def finish(self) -> None:
-        """Ends reads that are left over."""
-        rest = [transfer for transfer, _ in self._asked]
-        self._asked.clear()
-        self._pipes.link.abandon(rest)
-        extra = sum(transfer.actual for transfer in rest)
-        if extra:
-            raise TransferFailed(f"the stick sent {extra} bytes more than the {self.total} bytes of output")
-
-    def _append(self, transfer: Transfer) -> None:
-        if transfer.status not in ("done", "cancelled"):
-            self._pipes.failed(transfer, f"reading output bytes {len(self.received)} of {self.total}")
-        self.received += memoryview(transfer.data)[: transfer.actual]
-
-    def _fall_back(self) -> None:
-        # Later reads were sized for later outputs. Cancelling keeps what they hold, and order is order of submission.
-        self.whole = False
-        rest = [transfer for transfer, _ in self._asked]
-        self._asked.clear()
-        self._pipes.link.abandon(rest)
-        for transfer in rest:
-            self._append(transfer)
+Wires = Sequence[Sequence[bytearray | None]]
 
 
 class Pipes:
-    """Bulk and interrupt endpoints of a running stick."""
+    """Bulk and interrupt endpoints of a running stick.
+
+    One read always stands on every IN endpoint, also between programs: on 0x81 for one packet, behind all reads that
+    a program needs. Whatever nobody asked for ends up there and is found before the next program is sent.
+    """
 
     def __init__(self, link: Link, registers: Registers, speed: str, stall_timeout_s: float) -> None:
         """``stall_timeout_s``: a run fails when no transfer ends for so long."""
         self.link, self._registers = link, registers
-        self._packet_bytes, self._whole = OUTFEED_CHUNK_BYTES[speed], speed != "high"
-        self._stall_timeout_s = stall_timeout_s
-        self._in_flight: list[Transfer] = []
+        self.packet_bytes, self._whole = OUTFEED_CHUNK_BYTES[speed], speed != "high"
+        self.stall_timeout_s = stall_timeout_s
+        self.reads: deque[tuple[Transfer, int]] = deque()
+        self.writes: deque[tuple[Transfer, int]] = deque()
+        self._event: Transfer | None = None
         self._watch: Transfer | None = None
+        self._waits_for = ""
 
-    def run(self, prepared: Prepared, inputs: Mapping[str, Buffer]) -> dict[str, bytes]:
-        """Runs a program and returns the padded bytes of every output; raises TransferFailed.
+    def begin(self, prepared: Prepared, wires: Wires, buffers: dict[str, Buffer]) -> Iterator[bool]:
+        """Sends what can be sent of a program without waiting; ``finish`` has to follow with what is returned.
 
-        After any exception ``abandon`` must be called before anything else.
+        ``wires`` and ``buffers`` are the program's, see ``Prepared``. Raises TransferFailed; after any exception, also
+        of ``finish``, ``abandon`` must be called before anything else.
         """
-        buffers = prepared.buffers(inputs)
-        if self._watch is None:
-            self._watch = self.link.handle.submit_in(INTERRUPTS, INTERRUPT_BYTES)
-        for segment in prepared.segments:
-            self._segment(prepared, segment, buffers)
-        return {name: bytes(buffers[name]) for name in prepared.output_bytes}
+        self._arm()
+        self.link.handle.wait(0.0)
+        self._check_quiet("before the program was sent: an earlier program sent more than it has")
+        steps = self._on_request(prepared, wires, buffers) if prepared.places else self._steps(prepared, wires, buffers)
+        next(steps, None)
+        return steps
+
+    def finish(self, steps: Iterator[bool]) -> None:
+        """Waits until a program has ended and its outputs are in the buffers; raises TransferFailed."""
+        clock = self.link.clock
+        deadline = self.link.deadline(self.stall_timeout_s)
+        for progress in steps:
+            if progress:
+                deadline = self.link.deadline(self.stall_timeout_s)
+            left = deadline - clock.now()
+            if left <= 0:
+                self.link.counters.faults["timeout"] += 1
+                raise TransferFailed(
+                    f"nothing happened for {self.stall_timeout_s:g} s while waiting for {self._waits_for}"
+                )
+            self.link.handle.wait(left)
+        self._check_quiet("beyond the program's outputs and events")
 
     def abandon(self) -> None:
         """Cancels everything that is under way."""
-        watch = [self._watch] if self._watch is not None else []
-        self._watch = None
-        self.link.abandon([*self._in_flight, *watch])
-        self._in_flight.clear()
+        standing = [transfer for transfer in (self._event, self._watch) if transfer is not None]
+        self._event = self._watch = None
+        transfers = [*(read for read, _ in self.reads), *(write for write, _ in self.writes), *standing]
+        self.reads.clear()
+        self.writes.clear()
+        self.link.abandon(transfers)
 
     def drain(self) -> int:
         """Reads what an earlier user of the stick has left in its IN pipes; returns the number of bytes."""
@@ -128,25 +94,24 @@ class Pipes:
         for endpoint in (OUTPUTS, EVENTS, INTERRUPTS):
             for _ in range(DRAIN_READS):
                 transfer = self.link.handle.submit_in(endpoint, 1024)
-                deadline = self.link.clock.now() + DRAIN_TIMEOUT_S
-                while transfer.status == "pending" and (left := deadline - self.link.clock.now()) > 0:
-                    self.link.handle.wait(left)
-                silent = transfer.status == "pending"
+                answered = self.link.wait_for(transfer, DRAIN_TIMEOUT_S)
                 self.link.abandon([transfer])
                 total += transfer.actual
                 if transfer.status == "gone":
                     raise StickGone("the stick left the bus while its pipes were drained; plug it in again")
-                if silent:
+                if not answered:
                     break
         return total
 
-    def read(self, endpoint: int, size: int) -> Transfer:
-        """Queues one read that ``abandon`` knows of."""
-        return self._track(self.link.handle.submit_in(endpoint, size))
+    def submit_read(self, size: int, expected: int) -> None:
+        """Queues a read of outputs; ``expected`` bytes of it are an output's."""
+        self.link.counters.transfers += 1
+        self.reads.append((self.link.handle.submit_in(OUTPUTS, size), expected))
 
-    def write(self, data: memoryview) -> Transfer:
-        """Queues one write that ``abandon`` knows of."""
-        return self._track(self.link.handle.submit_out(OUT, data))
+    def submit_write(self, data: memoryview) -> None:
+        """Queues a write."""
+        self.link.counters.transfers += 1
+        self.writes.append((self.link.handle.submit_out(OUT, data), len(data)))
 
     def failed(self, transfer: Transfer, doing: str) -> None:
         """Raises what a transfer's status means."""
@@ -157,65 +122,91 @@ class Pipes:
             f"{doing}: the transfer on endpoint {transfer.endpoint:#04x} ended with {transfer.status!r}"
         )
 
-    def _track(self, transfer: Transfer) -> Transfer:
-        self._in_flight.append(transfer)
-        self.link.counters.transfers += 1
-        return transfer
+    def _arm(self) -> None:
+        if not self.reads:
+            self.submit_read(self.packet_bytes, 0)
+        if self._event is None:
+            self.link.counters.transfers += 1
+            self._event = self.link.handle.submit_in(EVENTS, EVENT_BYTES)
+        if self._watch is None:
+            self._watch = self.link.handle.submit_in(INTERRUPTS, INTERRUPT_BYTES)
 
-    def _segment(self, prepared: Prepared, segment: Segment, buffers: dict[str, Buffer]) -> None:
-        link, clock = self.link, self.link.clock
-        reader = _Reader(self, segment.ins, self._packet_bytes, self._whole and not prepared.in_pieces)
+    def _check_quiet(self, when: str) -> None:
+        read, _ = self.reads[0]
+        if read.status != "pending":
+            self.reads.popleft()
+            if read.status != "done":
+                self.failed(read, "listening for output")
+            if read.actual:
+                self.link.counters.faults["in extra"] += 1
+                raise TransferFailed(f"{read.actual} bytes of output came {when}")
+        if self._event is not None and self._event.status != "pending":
+            if self._event.status != "done":
+                self.failed(self._event, "listening for events")
+            self.link.counters.faults["event extra"] += 1
+            raise TransferFailed(f"the event {bytes(self._event.data).hex()} came {when}")
+        self._arm()
+
+    def _steps(self, prepared: Prepared, wires: Wires, buffers: dict[str, Buffer]) -> Iterator[bool]:
+        for segment, wire in zip(prepared.segments, wires, strict=True):
+            yield from self._segment(prepared, segment, wire, buffers)
+
+    def _on_request(self, prepared: Prepared, wires: Wires, buffers: dict[str, Buffer]) -> Iterator[bool]:
+        """A program that asks for its transfers by events, each sent or read before the next is looked at."""
+        self._registers.write("descr_ep", ALL_EVENTS)
+        yield from self._segment(prepared, prepared.segments[0], wires[0], buffers)
+        while (request := (yield from self._next_event("a request of the program")))[2] != END_TAG:
+            address, size, tag = request
+            if tag not in (1, 2, 3):
+                raise self._bad_event(f"tag {tag}", "1 to 4")
+            segment = prepared.transfer(tag, address, size)
+            yield from self._segment(prepared, segment, [None] * len(segment.outs), buffers)
+        self._registers.write("descr_ep", INTERRUPT_EVENTS)
+
+    def _segment(
+        self, prepared: Prepared, segment: Segment, wires: Sequence[bytearray | None], buffers: dict[str, Buffer]
+    ) -> Iterator[bool]:
+        """Yields when it has to wait, True if something has moved since it last did."""
+        reader = _Reader(self, segment.ins, self._whole and not prepared.in_pieces)
+        writer = _Writer(self, segment.outs, wires, buffers)
         reader.ask()
-        events = [(number, self.read(EVENTS, EVENT_BYTES)) for number in segment.events]
-        writer = _Writer(self, segment.outs, buffers)
-        deadline = clock.now() + self._stall_timeout_s
-        reader.take()
-        if segment is prepared.segments[0] and (reader.received or any(e.status == "done" for _, e in events)):
-            raise TransferFailed("an answer came before the program was sent: an earlier program sent more than it has")
         while True:
             progress = writer.send() | reader.take()
             reader.ask()
-            while events and events[0][1].status != "pending":
-                self._check_event(*events.pop(0))
-                progress = True
             self._check_interrupt()
-            if writer.done and reader.done and not events:
+            if writer.done and reader.done:
                 break
-            if progress:
-                deadline = clock.now() + self._stall_timeout_s
-            left = deadline - clock.now()
-            if left <= 0:
-                self.link.counters.faults["timeout"] += 1
-                raise TransferFailed(self._silence(writer, reader, events))
-            link.handle.wait(left)
-        reader.finish()
+            self._waits_for = " and ".join(filter(None, [writer.waits_for, reader.waits_for]))
+            yield progress
         prepared.in_pieces |= self._whole and not reader.whole
-        self._in_flight.clear()
-        link.counters.output_bytes += reader.total
-        self._deliver(segment, reader.received, buffers)
+        self.link.counters.output_bytes += reader.total
+        _deliver(segment.ins, reader.received, buffers)
+        for number in segment.events:
+            tag = (yield from self._next_event(f"the event of interrupt {number}"))[2]
+            if tag != END_TAG + number:
+                raise self._bad_event(f"tag {tag}", f"{END_TAG + number}")
 
-    @staticmethod
-    def _deliver(segment: Segment, received: bytearray, buffers: dict[str, Buffer]) -> None:
-        view, position = memoryview(received), 0
-        for part in segment.ins:
-            target = memoryview(buffers[part.name])
-            target[part.offset : part.offset + part.size] = view[position : position + part.size]
-            position += part.size
+    def _next_event(self, what: str) -> Generator[bool, None, tuple[int, int, int]]:
+        """(address, size, tag) of the next event."""
+        self._waits_for, progress = what, True
+        assert self._event is not None
+        while self._event.status == "pending":
+            self._check_interrupt()
+            yield progress
+            progress = False
+        if self._event.status != "done":
+            self.failed(self._event, f"waiting for {what}")
+        packet = bytes(self._event.data)
+        if len(packet) != EVENT_BYTES:
+            raise self._bad_event(packet.hex() or "empty", f"{EVENT_BYTES} bytes")
+        self._event = None
+        self._arm()
+        address, size, tag = _EVENT.unpack(packet)
+        return address, size, tag & 0xF
 
-    def _silence(self, writer: _Writer, reader: _Reader, events: list[tuple[int, Transfer]]) -> str:
-        waiting = [] if writer.done else [f"taking {writer.doing}"]
-        if not reader.done:
-            waiting.append(f"output ({len(reader.received)} of {reader.total} bytes came)")
-        waiting += [f"the event of interrupt {number}" for number, _ in events]
-        return f"nothing happened for {self._stall_timeout_s:g} s while waiting for {', '.join(waiting)}"
-
-    def _check_event(self, number: int, transfer: Transfer) -> None:
-        if transfer.status != "done":
-            self.failed(transfer, f"waiting for interrupt {number}")
-        packet = bytes(transfer.data)
-        if len(packet) != EVENT_BYTES or packet[12] & 0xF != 4 + number:
-            self.link.counters.faults["event"] += 1
-            raise TransferFailed(f"event {packet.hex() or 'empty'}: 16 bytes with tag {4 + number} were expected")
+    def _bad_event(self, found: str, expected: str) -> TransferFailed:
+        self.link.counters.faults["event"] += 1
+        return TransferFailed(f"an event with {found} came, {expected} was expected")
 
     def _check_interrupt(self) -> None:
         """Endpoint 0x83: a fatal error ends the run, the warnings of the four top-level interrupts are counted."""
@@ -240,17 +231,98 @@ class Pipes:
             if word >> 1 + number & 1:
                 self.link.counters.faults[f"top-level interrupt {number}"] += 1
                 self._registers.write(f"top_level_int_{number}_status", 0)
-        self._watch = self.link.handle.submit_in(INTERRUPTS, INTERRUPT_BYTES)
+        self._arm()
+
+
+def _deliver(ins: Sequence[In], received: bytearray, buffers: dict[str, Buffer]) -> None:
+    view, position = memoryview(received), 0
+    for part in ins:
+        target = memoryview(buffers[part.name])
+        data = view[position : position + part.size]
+        if part.size == len(target):
+            buffers[part.name] = bytes(data)
+        else:
+            target[part.offset : part.offset + part.size] = data
+        position += part.size
+
+
+class _Reader:
+    """Collects the outputs of one segment as one stream of bytes.
+
+    At first there is one read per output. The chip ends every DMA of its own with a short packet; an output that
+    takes several of them, like every output of a USB 2 link, is read packet by packet with several reads queued.
+    """
+
+    def __init__(self, pipes: Pipes, ins: Sequence[In], whole: bool) -> None:
+        self.received = bytearray()
+        self.total = sum(part.size for part in ins)
+        self.whole = whole
+        self._pipes = pipes
+        self._to_ask: deque[int] = deque()
+        if ins:  # the standing read takes the first packet
+            standing, first = pipes.reads[0][0], min(ins[0].size, pipes.packet_bytes)
+            pipes.reads[0] = standing, first
+            self._to_ask.extend(filter(None, [ins[0].size - first, *(part.size for part in ins[1:])]))
+            self._to_ask.append(0)
+
+    @property
+    def done(self) -> bool:
+        return len(self.received) >= self.total
+
+    @property
+    def waits_for(self) -> str:
+        return "" if self.done else f"output ({len(self.received)} of {self.total} bytes came)"
+
+    def ask(self) -> None:
+        """Queues reads; the last of them is the next standing one."""
+        reads, packet = self._pipes.reads, self._pipes.packet_bytes
+        if self.whole:
+            while self._to_ask and len(reads) < IN_DEPTH:
+                size = self._to_ask.popleft()
+                self._pipes.submit_read(max(-(-size // packet), 1) * packet, size)
+            return
+        wanted = min(-(-(self.total - len(self.received)) // packet) + 1, IN_DEPTH)
+        while len(reads) < wanted:
+            self._pipes.submit_read(packet, packet)
+
+    def take(self) -> bool:
+        """Moves what has arrived into ``received``; True when there was something."""
+        before, reads = len(self.received), self._pipes.reads
+        while not self.done and reads and reads[0][0].status != "pending":
+            transfer, expected = reads.popleft()
+            self._append(transfer)
+            if self.whole and transfer.actual < expected:
+                self._fall_back()
+        if len(self.received) > self.total:
+            self._pipes.link.counters.faults["in extra"] += 1
+            raise TransferFailed(f"the stick sent {len(self.received)} bytes of output, the program has {self.total}")
+        return len(self.received) > before
+
+    def _append(self, transfer: Transfer) -> None:
+        if transfer.status not in ("done", "cancelled"):
+            self._pipes.failed(transfer, f"reading output bytes {len(self.received)} of {self.total}")
+        self.received += memoryview(transfer.data)[: transfer.actual]
+
+    def _fall_back(self) -> None:
+        # Later reads were sized for later outputs. Cancelling keeps what they hold, and order is order of submission.
+        self.whole = False
+        rest = [transfer for transfer, _ in self._pipes.reads]
+        self._pipes.reads.clear()
+        self._pipes.link.abandon(rest)
+        for transfer in rest:
+            self._append(transfer)
 
 
 class _Writer:
     """Sends the DMAs of one segment in order: header and payload together, never two DMAs in one transfer."""
 
-    def __init__(self, pipes: Pipes, outs: Sequence[Out], buffers: Mapping[str, Buffer]) -> None:
-        self._pipes, self._outs, self._buffers = pipes, deque(outs), buffers
-        self._pieces: deque[memoryview] = deque()
-        self._sending: deque[tuple[Transfer, int, Out]] = deque()
-        self._current: Out | None = None
+    def __init__(
+        self, pipes: Pipes, outs: Sequence[Out], wires: Sequence[bytearray | None], buffers: Mapping[str, Buffer]
+    ) -> None:
+        self._pipes, self._buffers = pipes, buffers
+        self._outs = deque(zip(outs, wires, strict=True))
+        self._pieces: deque[tuple[Out, memoryview]] = deque()
+        self._sending: deque[Out] = deque()
 
     @property
     def done(self) -> bool:
@@ -259,14 +331,18 @@ class _Writer:
     @property
     def doing(self) -> str:
         """The DMA that is under way, in words."""
-        out = self._sending[0][2] if self._sending else self._current
-        return f"{_NAMES[out.tag]} {out.name} ({out.size} bytes)" if out else "nothing"
+        out = self._sending[0]
+        return f"{_NAMES[out.tag]} {out.name} ({out.size} bytes)"
+
+    @property
+    def waits_for(self) -> str:
+        return f"taking {self.doing}" if self._sending else ""
 
     def send(self) -> bool:
         """Checks what has been taken and queues more; True when something was taken."""
-        progress = False
-        while self._sending and self._sending[0][0].status != "pending":
-            transfer, size, _ = self._sending[0]
+        progress, writes = False, self._pipes.writes
+        while writes and writes[0][0].status != "pending":
+            transfer, size = writes.popleft()
             if transfer.status != "done":
                 self._pipes.failed(transfer, f"sending {self.doing}")
             if transfer.actual != size:
@@ -274,14 +350,14 @@ class _Writer:
                 raise TransferFailed(f"sending {self.doing}: the stick took {transfer.actual} of {size} bytes")
             self._sending.popleft()
             progress = True
-        while len(self._sending) < OUT_DEPTH and (self._pieces or self._outs):
+        while len(writes) < OUT_DEPTH and (self._pieces or self._outs):
             if not self._pieces:
-                self._current = self._outs.popleft()
-                wire = memoryview(self._current.on_wire(self._buffers))
-                self._pieces.extend(wire[i : i + OUT_TRANSFER_BYTES] for i in range(0, len(wire), OUT_TRANSFER_BYTES))
-                self._pipes.link.counters.sent(self._current.tag, self._current.size)
-            piece = self._pieces.popleft()
-            assert self._current is not None
-            transfer = self._pipes.write(piece)
-            self._sending.append((transfer, len(piece), self._current))
+                out, wire = self._outs.popleft()
+                view = memoryview(wire if wire is not None else out.on_wire(self._buffers))
+                cuts = range(0, len(view), OUT_TRANSFER_BYTES)
+                self._pieces.extend((out, view[i : i + OUT_TRANSFER_BYTES]) for i in cuts)
+                self._pipes.link.counters.sent(out.tag, out.size)
+            out, piece = self._pieces.popleft()
+            self._sending.append(out)
+            self._pipes.submit_write(piece)
         return progress

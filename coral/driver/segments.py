@@ -6,11 +6,11 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from coral.driver.errors import DriverError, InputError
+from coral.driver.errors import DriverError, InputError, TransferFailed
 from coral.driver.transport import Buffer
-from coral.package.program import Base, DmaHint, FenceHint, InstructionHint, InterruptHint, Kind, Program
+from coral.package.program import Base, Bitstream, DmaHint, FenceHint, InstructionHint, InterruptHint, Kind, Program
 
-INSTRUCTIONS, INPUT, PARAMETERS = range(3)
+INSTRUCTIONS, INPUT, PARAMETERS, OUTPUT = range(4)
 SCRATCH = "\0scratch"
 """Key of the scratch buffer among the named buffers; no layer can have it."""
 
@@ -61,18 +61,33 @@ class Segment:
         return bool(self.ins or self.events)
 
 
+@dataclass(frozen=True)
+class Place:
+    """A buffer at an invented address, as a program that asks for its own transfers names it."""
+
+    address: int
+    size: int
+    base: Base
+    name: str = ""
+
+
 @dataclass(eq=False)
 class Prepared:
     """A checked program with its transfers built; make it once per program with ``prepare`` and run it often.
 
-    ``in_pieces`` is learned: the chip delivers some output in several DMAs, so reads are queued packet by packet.
+    ``idempotent``: a run depends on its inputs and on what ``ensure_cached`` has loaded only, so that it may be
+    repeated. ``in_pieces`` is learned: the chip delivers some output in several DMAs, so reads are queued packet by
+    packet. ``places`` is not empty for programs whose hints do not have all transfers: they are sent and read as the
+    program asks.
     """
 
     program: Program
     segments: list[Segment]
     input_bytes: dict[str, int]
     output_bytes: dict[str, int]
+    idempotent: bool = True
     in_pieces: bool = False
+    places: tuple[Place, ...] = ()
 
     def check_inputs(self, inputs: Mapping[str, Buffer]) -> None:
         """Raises InputError unless there is exactly one buffer of the padded size for every input layer."""
@@ -86,20 +101,46 @@ class Prepared:
             if given != size:
                 raise InputError(f"input {name!r} has {given} bytes, the program takes {size}")
 
-    def buffers(self, inputs: Mapping[str, Buffer]) -> dict[str, Buffer]:
-        """Named buffers of one run: the inputs, empty outputs and scratch."""
+    def kept(self, inputs: Mapping[str, Buffer]) -> dict[str, Buffer]:
+        """Copies of the inputs that the run needs beside ``wires``."""
+        return {name: bytes(data) for name, data in inputs.items()} if self.places else {}
+
+    def buffers(self, kept: Mapping[str, Buffer]) -> dict[str, Buffer]:
+        """Named buffers of one run: ``kept`` inputs, empty outputs and scratch."""
         outputs = {name: bytearray(size) for name, size in self.output_bytes.items()}
-        return {**inputs, **outputs, SCRATCH: bytearray(self.program.scratch_bytes)}
+        return {**kept, **outputs, SCRATCH: bytearray(self.program.scratch_bytes)}
 
+    def wires(self, inputs: Mapping[str, Buffer]) -> list[list[bytearray | None]]:
+        """Header and payload of every OUT, per segment; None for what only the run itself produces."""
+        return [
+            [None if out.name == SCRATCH else out.on_wire(inputs) for out in segment.outs] for segment in self.segments
+        ]
 
-def prepare(program: Program) -> Prepared:
-    """Checks a program and cuts its hints into segments; raises PackageError or DriverError."""
-    program.check()
-    if not program.fully_deterministic:
-        raise DriverError(
-            f"program {program.name!r} does not know its transfers in advance (its hints are not deterministic); it "
-            "runs on the simulated chip only"
+    def transfer(self, tag: int, address: int, size: int) -> Segment:
+        """The transfer that a running program asks for; raises TransferFailed outside its buffers."""
+        for place in self.places:
+            offset = address - place.address
+            if (
+                offset >= 0
+                and offset + size <= place.size
+                and (tag != OUTPUT or place.base in (Base.OUTPUT, Base.SCRATCH))
+            ):
+                if tag == OUTPUT:
+                    return Segment(ins=[In(place.name, offset, size)])
+                data = memoryview(self.program.parameters) if place.base is Base.PARAMETER else None
+                return Segment(outs=[Out(tag, size, place.name, offset, data)])
+        raise TransferFailed(
+            f"the program asks for a transfer with tag {tag} of {size} bytes at {address:#x}: no buffer"
         )
+
+
+def prepare(program: Program, *, idempotent: bool = True) -> Prepared:
+    """Checks a program and cuts its hints into segments; raises PackageError or DriverError.
+
+    ``idempotent`` False: the program reads what an earlier run has left on the chip, so a failed run must not be
+    repeated.
+    """
+    program.check()
     if program.batch_size != 1 or any(isinstance(hint, DmaHint) and hint.batch for hint in program.hints):
         raise DriverError(
             f"program {program.name!r} is compiled for batch {program.batch_size}, the driver runs batch 1"
@@ -108,12 +149,42 @@ def prepare(program: Program) -> Prepared:
     if shared:
         raise DriverError(f"program {program.name!r} has inputs and outputs of the same name: {sorted(shared)}")
     sizes = {layer.name: layer.size_bytes * layer.executions for layer in program.layers()}
+    places: tuple[Place, ...] = () if program.fully_deterministic else _places(program, sizes)
     return Prepared(
         program,
-        _segments(program),
+        [Segment([_by_request(program, places)])] if places else _segments(program),
         {layer.name: sizes[layer.name] for layer in program.inputs},
         {layer.name: sizes[layer.name] for layer in program.outputs},
+        idempotent,
+        places=places,
     )
+
+
+def _places(program: Program, sizes: Mapping[str, int]) -> tuple[Place, ...]:
+    if len(program.bitstreams) != 1:
+        raise DriverError(
+            f"program {program.name!r} asks for its own transfers and has {len(program.bitstreams)} chunks of "
+            "instructions, the driver runs such programs of one chunk"
+        )
+    buffers = [
+        (len(program.parameters), Base.PARAMETER, ""),
+        (program.scratch_bytes, Base.SCRATCH, SCRATCH),
+        *((sizes[layer.name], Base.INPUT, layer.name) for layer in program.inputs),
+        *((sizes[layer.name], Base.OUTPUT, layer.name) for layer in program.outputs),
+    ]
+    return tuple(Place((number + 1) << 32, *buffer) for number, buffer in enumerate(buffers))
+
+
+def _by_request(program: Program, places: tuple[Place, ...]) -> Out:
+    bitstream: Bitstream = program.bitstreams[0]
+    words = int.from_bytes(bitstream.data, "little")
+    for relocation in bitstream.relocations:
+        name = SCRATCH if relocation.base is Base.SCRATCH else relocation.name
+        address = next(p.address for p in places if (p.base, p.name) == (relocation.base, name))
+        value = address >> 32 if relocation.high else address & 0xFFFFFFFF
+        words = words & ~(0xFFFFFFFF << relocation.bit) | value << relocation.bit
+    data = words.to_bytes(len(bitstream.data), "little")
+    return Out(INSTRUCTIONS, len(data), wire=bytearray(_HEADER.pack(len(data), INSTRUCTIONS) + data))
 
 
 def _segments(program: Program) -> list[Segment]:

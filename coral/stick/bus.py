@@ -9,24 +9,30 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 
-from coral.stick.clock import VirtualClock
+from coral.stick.clock import Clock
 from coral.stick.core import SoftwareStick
+from coral.stick.errors import Gone, Stall
 from coral.stick.host import HostController, HostTransfer
 
 
 class StickBus:
-    """Simulated sticks of this process, in the ports 1, 2, .. of bus 1."""
+    """Simulated sticks of this process, in the ports 1, 2, .. of bus 1 unless a stick has its own ``port``.
+
+    ``split_bytes``: see ``HostController``.
+    """
 
     shared = False
 
-    def __init__(self, sticks: Iterable[SoftwareStick]) -> None:
-        self.sticks = list(sticks)
+    def __init__(self, sticks: Iterable[SoftwareStick], *, split_bytes: int | None = None) -> None:
+        self.sticks, self.split_bytes = list(sticks), split_bytes
         self._owners: dict[SoftwareStick, StickHandle] = {}
 
     def devices(self) -> list[StickDevice]:
         """Every stick that can be seen now."""
         return [
-            StickDevice(self, stick, f"1-{port}") for port, stick in enumerate(self.sticks, start=1) if stick.present
+            StickDevice(self, stick, stick.port or f"1-{number}")
+            for number, stick in enumerate(self.sticks, start=1)
+            if stick.present
         ]
 
     def claim(self, handle: StickHandle) -> None:
@@ -46,7 +52,7 @@ class StickDevice:
     """A stick as a search of the bus found it."""
 
     def __init__(self, bus: StickBus, stick: SoftwareStick, path: str) -> None:
-        self.path, self.speed, self.clock = path, stick.speed, stick.clock
+        self.path, self.speed, self.clock, self.serial = path, stick.speed, stick.clock, stick.serial
         self.vendor_id, self.product_id = stick.identity
         self._bus, self._stick, self._generation = bus, stick, stick.generation
 
@@ -61,12 +67,12 @@ class StickHandle(HostController):
     """An opened stick. Errors of the simulated chip and broken rules are raised by ``wait``."""
 
     def __init__(self, bus: StickBus, stick: SoftwareStick) -> None:
-        super().__init__(stick)
+        super().__init__(stick, split_bytes=bus.split_bytes)
         self._bus = bus
         self._seen = 0
 
     @property
-    def clock(self) -> VirtualClock:
+    def clock(self) -> Clock:
         """The stick's own time."""
         return self.stick.clock
 
@@ -76,6 +82,12 @@ class StickHandle(HostController):
             raise OSError(errno.ENODEV, "the device is gone")
         if interface != 0:
             raise OSError(errno.ENOENT, f"there is no interface {interface}")
+        try:
+            self.stick.claim()
+        except Stall:
+            raise OSError(errno.EBUSY, "interface 0 is claimed by another program") from None
+        except Gone:
+            raise OSError(errno.ENODEV, "the device is gone") from None
         self._bus.claim(self)
 
     def release(self, interface: int) -> None:
@@ -123,19 +135,24 @@ class StickHandle(HostController):
 
     def wait(self, seconds: float) -> None:
         """Returns when a transfer has ended since the last call, else after ``seconds`` of the stick's time."""
-        with self.stick.lock:
-            self.pump()
-            if not self.gone:
-                self.stick.work()
-                self.pump()
+        end = self.clock.now() + seconds
+        while True:
+            while self._pump_locked() | (not self.gone and self.stick.work()):
+                pass
             failure = self.stick.take_failure()
             if failure is not None:
                 raise failure
-            if self.finished == self._seen:
-                self.stick.log.append(f"{seconds:g} s pass: {self.stick.engine.missing()}")
-                self.clock.sleep(seconds)
-                self.pump()
-            self._seen = self.finished
+            now = self.clock.now()
+            if self.finished != self._seen or now >= end:
+                break
+            alarm = self.next_alarm()
+            self.stick.log.append(f"{seconds:g} s pass: {self.stick.engine.missing()}")
+            self.clock.sleep(min(end, alarm or end) - now)
+        self._seen = self.finished
+
+    def _pump_locked(self) -> bool:
+        with self.stick.lock:
+            return self.pump()
 
     def _submit(self, transfer: HostTransfer) -> HostTransfer:
         with self.stick.lock:

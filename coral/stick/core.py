@@ -10,11 +10,22 @@ from typing import TYPE_CHECKING
 
 from coral import CoralError
 from coral.stick import descriptors
-from coral.stick.clock import VirtualClock
-from coral.stick.dfu import DETACH, DfuMachine, boots
+from coral.stick.clock import Clock, VirtualClock
+from coral.stick.dfu import DETACH, DNLOAD, GETSTATUS, UPLOAD, DfuMachine, boots
 from coral.stick.engine import Chip, Engine
-from coral.stick.errors import DeadlockViolation, Gone, NotStarted, ProtocolError, Stall, StickError
-from coral.stick.faults import ENDPOINT_KINDS, Effect, Fault, FaultPlan, Kind
+from coral.stick.errors import (
+    Broken,
+    DeadlockViolation,
+    Gone,
+    Later,
+    NotStarted,
+    ProtocolError,
+    Short,
+    Stall,
+    StickError,
+)
+from coral.stick.faults import ENDPOINT_KINDS, TAG_KINDS, Effect, Fault, FaultPlan, Kind
+from coral.stick.packets import InPipe
 from coral.stick.parser import OutParser
 from coral.stick.registers import ASLEEP, AWAKE, CHIP_REGISTERS, RUN_CONTROLS, STATUS_BITS, RegisterFile
 
@@ -24,6 +35,10 @@ if TYPE_CHECKING:
 OUT, OUTPUTS, EVENTS, INTERRUPTS = 0x01, 0x81, 0x82, 0x83
 CLOCKS_HZ = {0: 500_000_000, 1: 250_000_000, 2: 125_000_000, 3: 63_000_000}
 LENGTH_0_DMA = 1 << 13
+TO_CHIP_BYTES_PER_S, FROM_CHIP_BYTES_PER_S = {"super": 330e6, "high": 40e6}, {"super": 55e6, "high": 40e6}
+TRANSFER_S = 65e-6
+"""Per bulk transfer: makes a small cached program take the 0.28 ms that were reported of a stick."""
+_DFU_KINDS = {DNLOAD: Kind.DOWNLOAD, GETSTATUS: Kind.STATUS, UPLOAD: Kind.UPLOAD}
 
 
 class Strictness(Enum):
@@ -53,24 +68,33 @@ class SoftwareStick:
         chip: Chip | None = None,
         fault_plan: FaultPlan | None = None,
         zero_length_packets: bool = False,
-        clock: VirtualClock | None = None,
+        queue_bytes: int | None = None,
+        timed: bool = False,
+        serial: str = "",
+        clock: Clock | None = None,
     ) -> None:
         """``speed`` is "super" or "high"; with ``firmware_required`` False the stick is found running, as after a
-        process that died; ``zero_length_packets`` ends outputs of whole packets with an empty one."""
+        process that died; ``zero_length_packets`` ends outputs of whole packets with an empty one; ``queue_bytes`` is
+        the most that waits per tag while the chip does not ask for it (None: no limit); with ``timed`` the clock goes
+        on by what transfers and cycles take; ``serial`` is a serial number, which real sticks do not have."""
         if speed not in descriptors.MAX_PACKET_BYTES:
             raise StickError(f"speed {speed!r}: a stick runs at {sorted(descriptors.MAX_PACKET_BYTES)}")
         if chip is None:
             from coral.chip import Chip as SimulatedChip  # costs a second; tests and fakes do without
 
             chip = SimulatedChip()
-        self.speed, self.mode, self.reenumeration_s = speed, mode, reenumeration_s
+        self.speed, self.mode, self.reenumeration_s, self.serial = speed, mode, reenumeration_s, serial
         self.faults = fault_plan or FaultPlan()
-        self.clock = clock or VirtualClock()
-        self.lock = threading.RLock()
+        self.clock: Clock = clock or VirtualClock()
+        self.lock, self._worker = threading.RLock(), threading.Lock()
         self.log: deque[str] = deque(maxlen=4096)
-        self.generation = 0
-        self.engine = Engine(chip, self._report)
-        self._firmware_required, self._zero_length_packets = firmware_required, zero_length_packets
+        self.generation, self.port, self.suspended_until = 0, "", 0.0
+        self.engine = Engine(chip, self._report, queue_bytes=queue_bytes)
+        self.pipes = {
+            endpoint: InPipe(ENDPOINT_KINDS[endpoint], lambda: self.faults, self.clock.now)
+            for endpoint in (OUTPUTS, EVENTS, INTERRUPTS)
+        }
+        self._firmware_required, self._zero_length_packets, self._timed = firmware_required, zero_length_packets, timed
         self.plug()
 
     # presence
@@ -87,12 +111,27 @@ class SoftwareStick:
         self._appears_at = self.clock.now()
         self.parser = OutParser(lambda: self.engine.read_bytes, strict=self.mode is not Strictness.LENIENT)
         self._reset_chip()
+        for pipe in self.pipes.values():
+            pipe.reset(pipe_only=True)
 
-    def unplug(self, back_after_s: float | None = None) -> None:
-        """Takes the stick off the bus; power is lost. It comes back by itself, as a DFU device, after a time."""
+    def unplug(self, back_after_s: float | None = None, *, running: bool = False, port: str = "") -> None:
+        """Takes the stick off the bus. It comes back by itself after a time, at another address and perhaps another
+        ``port`` ("bus-port"): as a DFU device, because power is lost, or still ``running``, with its chip reset."""
         self.plug()
+        self.application |= running
+        self.port = port or self.port
         self._vanished = back_after_s is None
         self._appears_at = self.clock.now() + (back_after_s or 0.0)
+
+    def claim(self) -> None:
+        """A host claims the interface; raises Stall when the fault plan has it busy, Gone."""
+        self._alive()
+        self._strike(self.faults.next(Kind.CLAIM))
+
+    def next_alarm(self) -> float | None:
+        """When something happens by itself next: the stick appears, wakes, or a late packet comes."""
+        times = [self._appears_at, self.suspended_until, *(pipe.due or 0.0 for pipe in self.pipes.values())]
+        return min((moment for moment in times if moment > self.clock.now()), default=None)
 
     @property
     def present(self) -> bool:
@@ -111,11 +150,18 @@ class SoftwareStick:
 
     def reset(self) -> bool:
         """USB port reset; True when the device has to be enumerated again."""
+        fault = self.faults.next(Kind.RESET)
+        if fault and fault.effect is Effect.TIMEOUT:
+            return False
+        if fault:
+            self.unplug(fault.seconds, running=fault.running, port=fault.port)
+            return True
         if self.wedged:
             self._vanished = True
         elif self.application and not self._detached:
             self.parser.reset()
-            self._packets = {endpoint: deque() for endpoint in (OUTPUTS, EVENTS, INTERRUPTS)}
+            for pipe in self.pipes.values():
+                pipe.reset(pipe_only=True)
             return False
         elif self.application:
             self.application, self._detached, self.dfu = False, False, DfuMachine()
@@ -138,13 +184,21 @@ class SoftwareStick:
         value: int,
         index: int,
         data_or_length: bytes | bytearray | memoryview | int,
+        *,
+        first: bool = True,
     ) -> bytes | None:
-        """One control request; bytes for IN, empty for OUT."""
+        """One control request; bytes for IN, empty for OUT. A request that was answered with ``Later`` is offered
+        again with ``first`` False."""
         self._alive()
         payload = data_or_length if isinstance(data_or_length, int) else bytes(data_or_length)
-        fault = self._fault(Kind.CONTROL)
+        fault = self.faults.next(*self._control_kinds(request_type, request)) if first else None
+        after = bool(fault and fault.effect is Effect.DISCONNECT and fault.size)
+        if not after:
+            self._strike(fault)
         if self.wedged or (fault and fault.effect is Effect.TIMEOUT):
             return None
+        if fault and isinstance(payload, bytes):
+            payload = fault.spoil(payload)
         kind = request_type & 0x60
         if kind == 0x00:
             answer = self._standard(request, value, payload)
@@ -156,7 +210,16 @@ class SoftwareStick:
             answer = self._register(request, index << 16 | value, payload)
         else:
             raise Stall
-        return answer[: fault.keep_bytes] if fault else answer
+        if after:
+            self._strike(fault)
+        return fault.spoil(answer) if fault and request_type & 0x80 else answer
+
+    def _control_kinds(self, request_type: int, request: int) -> tuple[Kind, ...]:
+        if request_type & 0x60 == 0x20 and request in _DFU_KINDS:
+            return Kind.CONTROL, _DFU_KINDS[request]
+        if request_type & 0x60 == 0x40:
+            return Kind.CONTROL, Kind.READ if request_type & 0x80 else Kind.WRITE
+        return (Kind.CONTROL,)
 
     def _standard(self, request: int, value: int, payload: bytes | int) -> bytes:
         if not isinstance(payload, int):
@@ -207,8 +270,9 @@ class SoftwareStick:
         self.registers.reset_chip()
         self.engine.reset()
         self.parser.reset()
-        self._packets: dict[int, deque[bytes]] = {endpoint: deque() for endpoint in (OUTPUTS, EVENTS, INTERRUPTS)}
-        self._silent: set[int] = set()
+        for pipe in self.pipes.values():
+            pipe.reset()
+        self._out_silent = False
         self._stopped = False
         self._failure: CoralError | None = None
 
@@ -219,27 +283,58 @@ class SoftwareStick:
 
     # pipes
 
-    def bulk_out(self, endpoint: int, data: bytes | bytearray | memoryview) -> int | None:
-        """One host transfer; returns the bytes taken, fewer than given for a transfer that ends short."""
+    def bulk_out(self, endpoint: int, data: bytes | bytearray | memoryview, *, first: bool = True) -> int:
+        """Bytes taken of a host transfer, 0 for none yet; the rest is offered again with ``first`` False. Raises Short
+        for a transfer that ends with fewer."""
         self._alive()
         if not self.application or endpoint != OUT:
             raise Stall
-        if self.wedged or endpoint in self._silent:
-            return None
-        fault = self._fault(Kind.OUT)
-        if fault and fault.effect is Effect.TIMEOUT:
-            self._silent.add(endpoint)
-            return None
-        taken = memoryview(data)[: fault.keep_bytes] if fault else memoryview(data)
+        if self.wedged or self._out_silent:
+            return 0
+        view = memoryview(data).cast("B")
+        fault = None
+        if first:
+            self.parser.start()
+            tag = self.parser.tag if self.parser.tag is not None else view[4] & 0xF if len(view) > 4 else 0
+            fault = self.faults.next(Kind.OUT, *([TAG_KINDS[tag]] if tag in TAG_KINDS else []))
+        if fault is None:
+            return self._take(view)
+        if fault.effect in (Effect.DISCONNECT, Effect.TIMEOUT, Effect.SHORT):
+            taken = self._take(view[: fault.size])
+            self._out_silent = fault.effect is Effect.TIMEOUT
+            if fault.effect is Effect.SHORT:
+                raise Short(taken)
+            if fault.effect is Effect.DISCONNECT:
+                self._leave(fault)
+                if taken < len(view):
+                    raise Gone
+            return taken
+        self._strike(fault)
+        return 0 if self.wedged else self._take(memoryview(fault.spoil(bytes(view))))
+
+    def _take(self, view: memoryview) -> int:
+        taken = 0
         try:
-            for dma in self.parser.transfer(taken):
-                self.engine.accept(dma)
+            while taken < len(view):
+                tag, end = self.parser.tag, len(view)
+                if tag is not None:
+                    room = self.engine.room(tag, self.parser.collected_bytes)
+                    end = end if room is None else min(end, taken + room)
+                    if end == taken:
+                        break
+                count, dma = self.parser.take(view[taken:end])
+                taken += count
+                if dma is not None:
+                    self.engine.accept(dma)
         except ProtocolError as error:
             if "length 0" in str(error):
                 self.registers["hib_error_status"] = self.registers["hib_first_error_status"] = LENGTH_0_DMA
             self.parser.reset()
             self._note(error)
-        return len(taken)
+            taken = len(view)
+        if self._timed:
+            self.clock.sleep(TRANSFER_S + taken / TO_CHIP_BYTES_PER_S[self.speed])
+        return taken
 
     def bulk_in(self, endpoint: int, max_bytes: int) -> bytes | None:
         """One packet, which ends the host's transfer when it is shorter than the pipe's packet size.
@@ -248,38 +343,78 @@ class SoftwareStick:
         ``len(packet) > max_bytes``, reports an overflow.
         """
         self._alive()
-        if not self.application or endpoint not in ENDPOINT_KINDS or endpoint == OUT:
+        if not self.application or endpoint not in self.pipes:
             raise Stall
-        queue = self._packets[endpoint]
-        if self.wedged or endpoint in self._silent or not queue:
+        pipe = self.pipes[endpoint]
+        packet = None if self.wedged else pipe.head
+        if packet is None:
             return None
-        fault = self._fault(ENDPOINT_KINDS[endpoint])
-        if fault and fault.effect is Effect.TIMEOUT:
-            self._silent.add(endpoint)
+        fault, packet.fault = packet.fault, None
+        after = bool(fault and fault.effect is Effect.DISCONNECT and fault.size)
+        if fault and fault.effect in (Effect.TIMEOUT, Effect.STALE):
+            pipe.silent, pipe.keeps = True, fault.effect is Effect.STALE
+        elif not after:
+            self._strike(fault)
+        if pipe.silent or self.wedged:
             return None
-        packet = queue.popleft()
+        pipe.pop()
         if endpoint == OUTPUTS:
-            self.engine.read_bytes += len(packet)
-        return packet[: fault.keep_bytes] if fault else packet
+            self.engine.read_bytes += packet.counts
+        if self._timed:
+            self.clock.sleep(len(packet.data) / FROM_CHIP_BYTES_PER_S[self.speed])
+        if fault is not None and after:
+            self._leave(fault)
+        return packet.data
 
     def interrupt(self, word: int) -> None:
         """Queues a word on endpoint 0x83: bit 0 fatal error, bit 1 + i top-level interrupt i."""
-        self._packets[INTERRUPTS].append(word.to_bytes(4, "little"))
+        self.pipes[INTERRUPTS].put(word.to_bytes(4, "little"))
 
     # computing
 
-    def work(self) -> None:
-        """Runs the chip as far as it gets with what has arrived, and queues what it produced."""
-        if self._stopped or self.wedged or self.registers["scalarCoreRunControl"] != 1:
-            return
+    def work(self) -> bool:
+        """Runs the chip as far as it gets with what has arrived, and queues what it produced; True when it ran.
+
+        The chip computes outside ``lock``: requests are answered meanwhile.
+        """
+        if not self._worker.acquire(blocking=False):
+            return False
         try:
-            halted = [unit for unit in RUN_CONTROLS if self.registers[f"{unit}RunControl"] != 1]
-            if halted and not self.engine.idle:
-                self._report(NotStarted(f"a program arrived, but the run control of {', '.join(halted)} is not 1"))
-            self.engine.work()
+            moved = False
+            while self._turn():
+                moved = True
+            return moved
+        finally:
+            self._worker.release()
+
+    def _turn(self) -> bool:
+        engine = self.engine
+        with self.lock:
+            if self._stopped or self.wedged or self.registers["scalarCoreRunControl"] != 1:
+                return False
+            era = engine.era
+            try:
+                halted = [unit for unit in RUN_CONTROLS if self.registers[f"{unit}RunControl"] != 1]
+                if halted and not engine.idle:
+                    self._report(NotStarted(f"a program arrived, but the run control of {', '.join(halted)} is not 1"))
+                orders = engine.begin()
+            except CoralError as error:
+                self._stop(error)
+                return False
+        if not orders:
+            return False
+        failure = None
+        try:
+            engine.compute(orders)
         except CoralError as error:
-            self._stop(error)
-        self._collect()
+            failure = error
+        finally:
+            with self.lock:
+                if engine.end(era):
+                    if failure is not None:
+                        self._stop(failure)
+                    self._collect()
+        return True
 
     def _collect(self) -> None:
         chip, wanted = self.engine.chip, self.registers["descr_ep"]
@@ -288,14 +423,15 @@ class SoftwareStick:
             if 1 <= tag <= 3 and wanted >> tag & 1:
                 self._event(sum(address[:1]), length, tag)
         while chip.outputs:
-            self._packets[OUTPUTS].extend(self._packetise(chip.outputs.popleft()))
+            for packet in self._packetise(chip.outputs.popleft()):
+                self.pipes[OUTPUTS].put(packet)
         while chip.interrupts:
             tag = 4 + chip.interrupts.popleft()
             if wanted >> tag & 1:
                 self._event(0, 0, tag)
 
     def _event(self, address: int, length: int, tag: int) -> None:
-        self._packets[EVENTS].append(struct.pack("<QIB3x", address, length, tag))
+        self.pipes[EVENTS].put(struct.pack("<QIB3x", address, length, tag))
 
     def _packetise(self, output: bytes) -> Sequence[bytes]:
         whole = descriptors.MAX_PACKET_BYTES[self.speed]
@@ -333,12 +469,30 @@ class SoftwareStick:
         if not self.present:
             raise Gone
 
-    def _fault(self, kind: Kind) -> Fault | None:
-        """The plan's fault for this transfer, after the effects that are the same for every kind."""
-        fault = self.faults.next(kind)
-        if fault and fault.effect is Effect.STALL:
-            raise Stall
-        if fault and fault.effect is Effect.DISCONNECT:
-            self.unplug(fault.back_after_s)
-            raise Gone
-        return fault
+    def _strike(self, fault: Fault | None) -> None:
+        """The effects that are the same for every kind of transfer."""
+        if fault is None:
+            return
+        match fault.effect:
+            case Effect.STALL:
+                raise Stall
+            case Effect.ERROR:
+                raise Broken
+            case Effect.DELAY:
+                raise Later(fault.seconds or 0.0)
+            case Effect.DISCONNECT:
+                self._leave(fault)
+                raise Gone
+            case Effect.SUSPEND:
+                self.suspended_until = self.clock.now() + (fault.seconds or 0.0)
+                raise Broken
+            case Effect.WEDGE:
+                self.wedged = True
+            case Effect.FATAL:
+                self.registers["hib_error_status"] = self.registers["hib_first_error_status"] = fault.size
+                self.registers["fatal_err_int_status"] = 1
+                self._stopped = True
+                self.interrupt(1)
+
+    def _leave(self, fault: Fault) -> None:
+        self.unplug(fault.seconds, running=fault.running, port=fault.port)

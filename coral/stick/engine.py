@@ -17,8 +17,8 @@ class Chip(Protocol):
     """What a stick needs of a chip; ``coral.chip.Chip`` is one.
 
     ``run`` works until nothing more can happen and returns a state whose name is IDLE, NEEDS_HOST or FINISHED;
-    ``missing`` is (tag, bytes) in NEEDS_HOST; ``descriptors`` are the (tag, bytes, ...) that the running program has
-    issued so far.
+    ``missing`` is (tag, bytes) in NEEDS_HOST; ``descriptors`` are the (tag, bytes[, address]) that the running program
+    has issued so far; a chip may have their ``addresses`` apart.
     """
 
     @property
@@ -49,22 +49,25 @@ class Engine:
     the verdict does not depend on how fast the chip is simulated.
     """
 
-    def __init__(self, chip: Chip, report: Callable[[StickError], None]) -> None:
-        """``report`` receives a broken rule; it raises, or returns when the work shall go on regardless."""
-        self.chip, self._report = chip, report
+    def __init__(self, chip: Chip, report: Callable[[StickError], None], *, queue_bytes: int | None = None) -> None:
+        """``report`` receives a broken rule; it raises, or returns when the work shall go on regardless.
+        ``queue_bytes``: most that waits per tag while the chip does not ask for it; None is without limit."""
+        self.chip, self._report, self._limit = chip, report, queue_bytes
+        self.era, self._busy = 0, False
         self.reset()
 
     def reset(self) -> None:
-        """Chip reset: memories, program, queues, pending outputs and events are gone."""
-        self.chip.reset()
-        self.chip.outputs.clear()
-        self.chip.interrupts.clear()
+        """Chip reset: memories, program, queues, pending outputs and events are gone, at once also for a chip that
+        another thread is computing: what it still produces belongs to an earlier ``era``."""
+        self.era += 1
+        if not self._busy:
+            self._clear_chip()
         self.queues: dict[int, deque[Dma]] = {tag: deque() for tag in (INSTRUCTIONS, INPUT, PARAMETERS)}
         self.issued: deque[tuple[int, ...]] = deque()
         self.read_bytes = 0
         self._waiting: dict[int, deque[_Request]] = {INPUT: deque(), PARAMETERS: deque()}
         self._outputs: list[tuple[int, int]] = []
-        self._output_bytes, self._seen, self._state, self._dirty = 0, 0, "IDLE", False
+        self._output_bytes, self._seen, self._state = 0, 0, "IDLE"
 
     def drop(self) -> None:
         """Forgets DMAs that the chip has not taken."""
@@ -74,21 +77,49 @@ class Engine:
     def accept(self, dma: Dma) -> None:
         """A complete DMA has arrived."""
         self.queues[dma.tag].append(dma)
-        self._dirty = True
+
+    def room(self, tag: int, arriving_bytes: int) -> int | None:
+        """Bytes that the stick takes of the arriving DMA; None when the chip takes them as they come."""
+        queue = self.queues[tag]
+        asked = (
+            not queue and self._wants_instructions() if tag == INSTRUCTIONS else len(self._waiting[tag]) > len(queue)
+        )
+        if self._limit is None or asked:
+            return None
+        return max(0, self._limit - arriving_bytes - sum(len(dma.data) for dma in queue))
 
     @property
     def idle(self) -> bool:
         """Nothing queued and no program under way."""
         return self._state != "NEEDS_HOST" and not any(self.queues.values())
 
-    def work(self) -> None:
-        """Runs the chip as far as the DMAs that have arrived allow; raises ChipError and what ``report`` raises."""
-        while self._dirty:
-            self._dirty = self._feed_instructions() | self._feed_streams()
-            if self._dirty:
-                self._state = self.chip.run().name
-                self._read_descriptors()
-                self._dirty |= self._can_feed()
+    def begin(self) -> list[tuple[int, bytes]]:
+        """(tag, data) of what the chip can be fed now; with something to feed, ``compute`` and ``end`` must follow."""
+        orders = self._feed_instructions() + self._feed_streams()
+        self._busy = bool(orders)
+        return orders
+
+    def compute(self, orders: list[tuple[int, bytes]]) -> None:
+        """Feeds and runs the chip; raises ChipError. The only part that takes long, and needs no lock."""
+        for tag, data in orders:
+            self.chip.feed(tag, data)
+        self._result = self.chip.run().name
+
+    def end(self, era: int) -> bool:
+        """Whether what was computed counts: the chip was not reset since ``era``."""
+        self._busy = False
+        if era != self.era:
+            self._clear_chip()
+            return False
+        self._state = self._result
+        self._read_descriptors()
+        return True
+
+    def _clear_chip(self) -> None:
+        self.chip.reset()
+        self.chip.outputs.clear()
+        self.chip.interrupts.clear()
+        self._result = "IDLE"
 
     def missing(self) -> str:
         """What the chip waits for, in words."""
@@ -101,27 +132,20 @@ class Engine:
         missing = self.chip.missing
         return self._state != "NEEDS_HOST" or (missing is not None and missing[0] == INSTRUCTIONS)
 
-    def _can_feed(self) -> bool:
-        if self.queues[INSTRUCTIONS] and self._wants_instructions():
-            return True
-        return any(waiting and self.queues[tag] for tag, waiting in self._waiting.items())
-
-    def _feed_instructions(self) -> bool:
+    def _feed_instructions(self) -> list[tuple[int, bytes]]:
         if not (self.queues[INSTRUCTIONS] and self._wants_instructions()):
-            return False
+            return []
         dma = self.queues[INSTRUCTIONS].popleft()
         self._check_order(dma, self._output_bytes)
         if self._state != "NEEDS_HOST":
             self._seen = 0
-            oldest = min(
-                (queued.read_bytes for queue in self.queues.values() for queued in queue), default=dma.read_bytes
-            )
-            self._outputs = [output for output in self._outputs if output[0] > min(oldest, dma.read_bytes)]
-        self.chip.feed(dma.tag, dma.data)
-        return True
+            queued = [item.read_bytes for queue in self.queues.values() for item in queue]
+            oldest = min([dma.read_bytes, *queued])
+            self._outputs = [output for output in self._outputs if output[0] > oldest]
+        return [(dma.tag, dma.data)]
 
-    def _feed_streams(self) -> bool:
-        fed = False
+    def _feed_streams(self) -> list[tuple[int, bytes]]:
+        orders = []
         for tag, waiting in self._waiting.items():
             while waiting and self.queues[tag]:
                 request, dma = waiting.popleft(), self.queues[tag].popleft()
@@ -130,14 +154,14 @@ class Engine:
                         DmaMismatch(f"the program asks for {request.length} bytes of tag {tag}, the host sent {dma}")
                     )
                 self._check_order(dma, request.before_bytes)
-                self.chip.feed(dma.tag, dma.data)
-                fed = True
-        return fed
+                orders.append((dma.tag, dma.data))
+        return orders
 
     def _read_descriptors(self) -> None:
-        for descriptor in list(self.chip.descriptors)[self._seen :]:
+        addresses = getattr(self.chip, "addresses", ())
+        for index, descriptor in enumerate(self.chip.descriptors[self._seen :], self._seen):
             self._seen += 1
-            self.issued.append(descriptor)
+            self.issued.append((*descriptor[:2], *addresses[index : index + 1], *descriptor[2:]))
             tag, length = descriptor[:2]
             if tag == OUTPUT:
                 self._output_bytes += length

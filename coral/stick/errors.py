@@ -29,5 +29,25 @@ class Stall(Exception):
     """Protocol stall: the request is refused."""
 
 
+class Broken(Exception):
+    """The transfer is lost on the bus."""
+
+
 class Gone(Exception):
     """The device is not on the bus (any more)."""
+
+
+class Later(Exception):
+    """The answer comes in ``seconds``."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+class Short(Exception):
+    """A bulk OUT ends after ``taken`` bytes."""
+
+    def __init__(self, taken: int) -> None:
+        super().__init__(taken)
+        self.taken = taken

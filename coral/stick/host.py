@@ -7,7 +7,7 @@ from typing import Literal
 
 from coral.stick.core import SoftwareStick
 from coral.stick.descriptors import MAX_PACKET_BYTES
-from coral.stick.errors import Gone, Stall
+from coral.stick.errors import Broken, Gone, Later, Short, Stall
 
 Status = Literal["pending", "done", "stall", "overflow", "gone", "cancelled", "error"]
 
@@ -22,16 +22,20 @@ class HostTransfer:
         self.status: Status = "pending"
         self.data = bytearray()
         self.actual = 0
-        self.offered = False
+        self.ignored, self.begun, self.due = False, -1, 0.0
 
 
 class HostController:
-    """Keeps the transfers of one opened device; ``pump`` moves what can move."""
+    """Keeps the transfers of one opened device; ``pump`` moves what can move.
 
-    def __init__(self, stick: SoftwareStick) -> None:
+    ``split_bytes``: OUT transfers reach the stick in pieces of that size, as old host systems cut them.
+    """
+
+    def __init__(self, stick: SoftwareStick, *, split_bytes: int | None = None) -> None:
         self.stick = stick
         self.pending: dict[int, deque[HostTransfer]] = {}
         self.finished = 0
+        self._moved, self._split_bytes = 0, split_bytes
         self._generation = stick.generation
 
     def submit(self, transfer: HostTransfer) -> None:
@@ -46,10 +50,18 @@ class HostController:
             self.pending[transfer.endpoint].remove(transfer)
             self._finish(transfer, "cancelled")
 
-    def pump(self) -> None:
-        """Retries the oldest transfer of every endpoint until none moves."""
+    def pump(self) -> bool:
+        """Retries the oldest transfer of every endpoint until none moves; True when bytes moved or one ended."""
+        before = self.finished, self._moved
         for queue in list(self.pending.values()):
             self._advance(queue)
+        return (self.finished, self._moved) != before
+
+    def next_alarm(self) -> float | None:
+        """When a late answer is due, or something happens to the stick by itself."""
+        due = [transfer.due for queue in self.pending.values() for transfer in list(queue)[:1]]
+        times = [moment for moment in due if moment > self.stick.clock.now()]
+        return min([*times, *filter(None, [self.stick.next_alarm()])], default=None)
 
     def _advance(self, queue: deque[HostTransfer]) -> None:
         while queue:
@@ -70,33 +82,54 @@ class HostController:
     def _step(self, transfer: HostTransfer) -> Status:
         if self.gone:
             return "gone"
+        now = self.stick.clock.now()
+        if now < self.stick.suspended_until:
+            return "error"
+        if now < transfer.due:
+            return "pending"
         try:
             if transfer.setup:
                 return self._control(transfer)
             return self._receive(transfer) if transfer.endpoint & 0x80 else self._send(transfer)
         except Stall:
             return "stall"
+        except Broken:
+            return "error"
         except Gone:
             return "gone"
+        except Later as later:
+            transfer.due = now + later.seconds
+            return "pending"
+        except Short as short:
+            transfer.actual += short.taken
+            return "done"
 
     def _control(self, transfer: HostTransfer) -> Status:
-        if transfer.offered:  # a request that the firmware has ignored is never answered later
+        if transfer.ignored:  # a request that the firmware has ignored is never answered later
             return "pending"
-        transfer.offered = True
         request_type, request, value, index = transfer.setup
         read = bool(request_type & 0x80)
-        answer = self.stick.control(request_type, request, value, index, transfer.length if read else transfer.payload)
+        payload = transfer.length if read else transfer.payload
+        first, transfer.begun = transfer.begun < 0, 0
+        answer = self.stick.control(request_type, request, value, index, payload, first=first)
         if answer is None:
+            transfer.ignored = True
             return "pending"
-        transfer.data = bytearray(answer)
-        transfer.actual = len(answer) if read else len(transfer.payload)
-        return "done"
+        transfer.data = bytearray(answer[: transfer.length]) if read else bytearray()
+        transfer.actual = len(transfer.data) if read else len(transfer.payload)
+        return "overflow" if read and len(answer) > transfer.length else "done"
 
     def _send(self, transfer: HostTransfer) -> Status:
-        taken = self.stick.bulk_out(transfer.endpoint, transfer.payload)
-        if taken is None:
-            return "pending"
-        transfer.actual = taken
+        view = memoryview(transfer.payload)
+        step = self._split_bytes or len(view)
+        while transfer.actual < len(view):
+            start = transfer.actual - transfer.actual % step
+            first, transfer.begun = transfer.begun != start, start
+            taken = self.stick.bulk_out(transfer.endpoint, view[transfer.actual : start + step], first=first)
+            if not taken:
+                return "pending"
+            transfer.actual += taken
+            self._moved += 1
         return "done"
 
     def _receive(self, transfer: HostTransfer) -> Status:
@@ -105,6 +138,7 @@ class HostController:
             packet = self.stick.bulk_in(transfer.endpoint, room)
             if packet is None:
                 return "pending"
+            self._moved += 1
             transfer.data += packet[:room]
             transfer.actual += min(len(packet), room)
             if len(packet) > room:

@@ -38,35 +38,49 @@ class OutParser:
         """Forgets a half-received DMA."""
         self._header, self._payload = bytearray(), bytearray()
         self._tag, self._length, self._read = 0, 0, 0
+        self._ended: Dma | None = None
 
-    def transfer(self, data: bytes | bytearray | memoryview) -> list[Dma]:
-        """The DMAs that end in this transfer (one at most when strict); raises ProtocolError."""
-        view, done = memoryview(data).cast("B"), []
-        while view:
-            if done and self._strict:
+    @property
+    def tag(self) -> int | None:
+        """Tag of the DMA whose payload is arriving; None between DMAs."""
+        return self._tag if self._header else None
+
+    @property
+    def collected_bytes(self) -> int:
+        """Payload of the arriving DMA that is here."""
+        return len(self._payload)
+
+    def start(self) -> None:
+        """A new transfer begins."""
+        self._ended = None
+
+    def take(self, view: memoryview) -> tuple[int, Dma | None]:
+        """(bytes consumed, the DMA that ends with them): a header alone, or payload up to the DMA's end. ``view`` is
+        not empty; raises ProtocolError."""
+        if not self._header:
+            if self._ended is not None and self._strict:
                 raise ProtocolError(
-                    f"{len(view)} bytes follow the end of {done[-1]} in the same transfer; the firmware misparses two "
-                    "DMAs in one transfer"
+                    f"{len(view)} bytes follow the end of {self._ended} in the same transfer; the firmware misparses "
+                    "two DMAs in one transfer"
                 )
-            if len(self._header) < HEADER_BYTES:
-                view = self._take_header(view)
-            taken = view[: self._length - len(self._payload)]
-            self._payload += taken
-            view = view[len(taken) :]
-            if len(self._payload) == self._length:
-                done.append(Dma(self._tag, bytes(self._payload), self._read))
-                self._header, self._payload = bytearray(), bytearray()
-        return done
+            self._take_header(view)
+            return HEADER_BYTES, None
+        taken = view[: self._length - len(self._payload)]
+        self._payload += taken
+        if len(self._payload) < self._length:
+            return len(taken), None
+        self._ended = Dma(self._tag, bytes(self._payload), self._read)
+        self._header, self._payload = bytearray(), bytearray()
+        return len(taken), self._ended
 
-    def _take_header(self, view: memoryview) -> memoryview:
+    def _take_header(self, view: memoryview) -> None:
         self._read = self._read_bytes()
         if len(view) < HEADER_BYTES:
             raise ProtocolError(f"a transfer ends {len(view)} bytes into the 8-byte header of a DMA")
-        self._header += view[:HEADER_BYTES]
-        self._length, tag_byte, *rest = struct.unpack("<IB3B", self._header)
-        self._tag = tag_byte & 0xF
-        if self._tag > 2 or any(rest) or tag_byte >> 4:
-            raise ProtocolError(f"DMA header {self._header.hex()}: the tag is {self._tag}, only 0, 1 and 2 are known")
-        if not self._length:
-            raise ProtocolError(f"DMA header {self._header.hex()}: length 0")
-        return view[HEADER_BYTES:]
+        header = bytes(view[:HEADER_BYTES])
+        length, tag_byte, *rest = struct.unpack("<IB3B", header)
+        if tag_byte > 2 or any(rest):
+            raise ProtocolError(f"DMA header {header.hex()}: the tag is {tag_byte & 0xF}, only 0, 1 and 2 are known")
+        if not length:
+            raise ProtocolError(f"DMA header {header.hex()}: length 0")
+        self._header, self._length, self._tag = bytearray(header), length, tag_byte

@@ -131,7 +131,7 @@ def test_reset_of_a_wedged_stick_makes_it_vanish_until_it_is_plugged_in_again() 
     subject.bulk_out(0x01, b"\1\0\0")
     assert subject.wedged
     assert subject.control(0xC0, 1, 0xA30C, 1, 4) is None
-    assert subject.bulk_out(0x01, bytes(8)) is None
+    assert subject.bulk_out(0x01, bytes(8)) == 0
     subject.reset()
     subject.clock.sleep(1e6)
     assert not subject.present

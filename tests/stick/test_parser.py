@@ -16,8 +16,15 @@ DMAS = st.lists(st.tuples(st.integers(0, 2), st.binary(min_size=1, max_size=300)
 
 
 def parse(transfers: list[bytes], *, strict: bool = True) -> list[tuple[int, bytes]]:
-    parser = OutParser(lambda: 0, strict=strict)
-    return [(item.tag, item.data) for transfer in transfers for item in parser.transfer(transfer)]
+    parser, done = OutParser(lambda: 0, strict=strict), []
+    for transfer in transfers:
+        view = memoryview(transfer)
+        parser.start()
+        while view:
+            taken, item = parser.take(view)
+            view = view[taken:]
+            done += [(item.tag, item.data)] if item else []
+    return done
 
 
 @given(DMAS, st.data())
