@@ -53,13 +53,13 @@ class Chip:
         self.missing: tuple[int, int] | None = None
         self.chunks: OrderedDict[bytes, Chunk] = OrderedDict()
         self.recordings: OrderedDict[Signature, Recording] = OrderedDict()
+        self.versions = np.zeros(TILES * WIDE_ROWS, np.int64)
         self.reset()
 
     def reset(self) -> None:
         """Put the chip to sleep: every byte of its memories is unwritten, queues are empty, no program runs."""
         self.values, self.memory = Values(), Memory()
-        self.versions = np.zeros(TILES * WIDE_ROWS, np.int64)
-        self.recordings.clear()
+        self.versions += 1
         self.machine: Machine | None = None
         self.running: Replay | None = None
         self.history: list[tuple[int, bytes]] = []
@@ -108,8 +108,10 @@ class Chip:
         """Hand over what a segment of a recording gives."""
         self.deliver(segment.delivered)
         self.missing = segment.missing
+        for name in ("descriptors", "addresses"):
+            setattr(self, name, recording.info[name][: segment.issued])
         if segment.state is ChipState.FINISHED:
-            self.settle(recording.rows, recording.final)
+            self.settle(*recording.final)
             self.take(recording.info)
             self.running = None
         return segment.state
@@ -143,44 +145,45 @@ class Chip:
         delivered = list(machine.host.delivered)
         machine.host.delivered.clear()
         self.deliver(delivered)
-        machine.recording.end_segment(feeds, state, self.missing, delivered)
+        self.descriptors, self.addresses = list(machine.host.descriptors), list(machine.host.addresses)
+        machine.recording.end_segment(feeds, state, self.missing, delivered, len(self.descriptors))
         if state is ChipState.FINISHED:
             self.finish(machine)
         return state
 
     def finish(self, machine: Machine) -> None:
         """After the last instruction: wide memory keeps what was written; early data is for the next program."""
-        rows, ids = self.memory.settle()
+        own, stay, ids = self.memory.settle()
         info = {
-            "cycles": max(sum(units.values()) for units in machine.busy),
+            "cycles": round(max(machine.busy)),
             "descriptors": list(machine.host.descriptors),
             "addresses": list(machine.host.addresses),
         }
         early = [(isa.Tag.INSTRUCTIONS, chunk.data) for chunk in machine.core.chunks]
         early += [(tag, data) for tag, fed in machine.host.fed.items() for data in fed]
         if self.replays and not early and len(machine.recording.segments[0].feeds):
-            machine.recording.complete(self.values, rows, ids, info)
+            machine.recording.complete(self.values, (own, stay, ids), info)
             self.recordings[machine.recording.segments[0].feeds] = machine.recording
             while len(self.recordings) > RECORDINGS:
                 self.recordings.popitem(last=False)
             for tag, data in self.history:
                 if tag == isa.Tag.INSTRUCTIONS and data in self.chunks:
                     self.chunks[data].forget()
-        self.settle(rows, ids)
+        self.settle(own, stay, ids)
         self.take(info)
         self.machine, self.pending = None, [(int(t), d) for t, d in early] + self.pending
 
-    def settle(self, rows: NDArray[Any], ids: NDArray[np.int32]) -> None:
-        """Wide memory after a program: rows and the identifiers of their bytes."""
+    def settle(self, own: NDArray[Any], stay: NDArray[Any], ids: NDArray[np.int32]) -> None:
+        """Wide memory after a program: rows that it used, rows that it loaded and the identifiers of their bytes."""
         data = self.values.data
-        data[WIDE0:DYNAMIC0].reshape(-1, ROW_BYTES)[rows] = data[np.maximum(ids, 0)]
-        self.memory.own(rows, ids)
-        self.versions[rows] += 1
+        data[WIDE0:DYNAMIC0].reshape(-1, ROW_BYTES)[stay] = data[np.maximum(ids, 0)]
+        self.memory.close(own, stay, ids)
+        self.versions[own] += 1
+        self.versions[stay] += 1
 
     def take(self, info: dict[str, Any]) -> None:
         """What is known about the program that has finished."""
         self.cycles = info["cycles"]
-        self.descriptors, self.addresses = list(info["descriptors"]), list(info["addresses"])
 
     def deliver(self, items: list[Any]) -> None:
         """Hand over what is complete and was not handed over before."""

@@ -158,6 +158,7 @@ class Segment:
     state: Any = None
     missing: tuple[int, int] | None = None
     delivered: list[Ids | int] = field(default_factory=list)
+    issued: int = 0
 
 
 class Recording:
@@ -168,14 +169,16 @@ class Recording:
         self.actions: list[Any] = []
         self.versions: NDArray[np.int64] | None = None
 
-    def end_segment(self, feeds: Feeds, state: Any, missing: tuple[int, int] | None, delivered: list[Any]) -> None:
-        """``Chip.run`` returns."""
-        self.segments.append(Segment(signature(feeds), self.actions, state, missing, delivered))
+    def end_segment(
+        self, feeds: Feeds, state: Any, missing: tuple[int, int] | None, delivered: list[Any], issued: int
+    ) -> None:
+        """``Chip.run`` returns; the program has issued so many descriptors."""
+        self.segments.append(Segment(signature(feeds), self.actions, state, missing, delivered, issued))
         self.actions = []
 
-    def complete(self, values: Values, rows: NDArray[Any], ids: Ids, info: dict[str, Any]) -> None:
+    def complete(self, values: Values, final: tuple[Any, Any, Ids], info: dict[str, Any]) -> None:
         """The program is finished: what it left in wide memory, and which of its old content it used."""
-        self.rows, self.final = rows.astype(np.int32), ids
+        self.final = final
         self.info, self.used = info, values.used
         bases = np.array(list(values.constants.values()), np.int64) >> 2
         self.constants = bases, np.array(list(values.constants), np.uint32)
@@ -199,7 +202,7 @@ class Recording:
             for action in segment.actions:
                 if isinstance(action, ScalarRun):
                     yield from action.loads.values()
-        yield self.final
+        yield self.final[2]
 
     def holds(self, memory: Memory, versions: NDArray[np.int64]) -> bool:
         """Whether the old content it used is there; if it has changed, what was derived from it is forgotten."""
