@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from coral.chip.plans import Plan
 
 Ids = NDArray[np.int32]
+Rows = NDArray[np.int64]
 BLOCKED, MORE, DONE = range(3)
 MESH_UNITS = ("mesh_south", "mesh_west", "mesh_north", "mesh_east")
 
@@ -87,32 +88,50 @@ class Values:
 
 
 class Memory:
-    """The memories as identifiers. Only wide memory keeps its content from one program to the next."""
+    """The memories as identifiers.
+
+    Only rows that a program loaded to stay (``resident``: by a ring consumer that waits for nothing) keep their content
+    for the next program. Whether anything else survives is not known, so nothing may rely on it. ``lost`` are rows
+    whose parameters a later program overwrote.
+    """
 
     def __init__(self) -> None:
         self.wide: Ids = np.zeros((TILES, WIDE_ROWS, ROW_BYTES), np.int32)
-        self.narrow: Ids = np.zeros((TILES, NARROW_WORDS, 4), np.int32)
         self.dirty = np.zeros((TILES, WIDE_ROWS), bool)
+        self.resident = np.zeros((TILES, WIDE_ROWS), bool)
+        self.lost = np.zeros((TILES, WIDE_ROWS), bool)
         self.restart()
 
     def restart(self) -> None:
-        """What a new program finds: wide memory as it was, everything else unwritten."""
-        self.narrow.fill(0)
+        """What a new program finds: resident rows as they were, everything else unwritten."""
+        self.narrow: Ids = np.zeros((TILES, NARROW_WORDS, 4), np.int32)
         self.scalar: Ids = np.zeros((SCALAR_WORDS, 4), np.int32)
         self.staging = {s: np.zeros((n, UNIT_BYTES[s]), np.int32) for s, n in STAGING_UNITS.items()}
         self.scaling: Ids = np.zeros((TILES, SCALING_ENTRIES, 8), np.int32)
         self.unread = np.zeros((TILES, WIDE_ROWS), bool)
         self.dirty.fill(False)
 
-    def settle(self) -> tuple[NDArray[np.int64], Ids]:
-        """The wide rows that the program wrote (flat indices) and the identifiers in them."""
-        rows = np.flatnonzero(self.dirty)
-        return rows, self.wide.reshape(-1, ROW_BYTES)[rows]
+    def settle(self) -> tuple[Rows, Rows, Ids]:
+        """Wide rows that the program wrote for its own use, and those it loaded to stay with their identifiers."""
+        own, stay = np.flatnonzero(self.dirty & ~self.resident), np.flatnonzero(self.dirty & self.resident)
+        return own, stay, self.wide.reshape(-1, ROW_BYTES)[stay]
 
-    def own(self, rows: NDArray[Any], ids: Ids) -> None:
-        """Give the written bytes of these rows the identifiers that wide memory has between programs."""
-        places = (WIDE0 + rows * ROW_BYTES)[:, None] + np.arange(ROW_BYTES)
-        self.wide.reshape(-1, ROW_BYTES)[rows] = np.where(ids > 0, places, 0)
+    def close(self, own: Rows, stay: Rows, ids: Ids) -> None:
+        """Wide memory as the next program finds it, after one that wrote these rows."""
+        wide, resident, lost = self.wide.reshape(-1, ROW_BYTES), self.resident.reshape(-1), self.lost.reshape(-1)
+        lost[own] |= resident[own]
+        resident[own], resident[stay], lost[stay] = False, True, False
+        wide[own] = 0
+        wide[stay] = np.where(ids > 0, (WIDE0 + stay * ROW_BYTES)[:, None] + np.arange(ROW_BYTES), 0)
+
+    def note(self, tile: int, rows: Any, stay: bool) -> None:
+        """Rows of wide memory are written, to stay for later programs or not."""
+        self.dirty[tile, rows] = True
+        if stay:
+            self.lost[tile, rows] = False
+        else:
+            self.lost[tile, rows] |= self.resident[tile, rows]
+        self.resident[tile, rows] = stay
 
 
 class Queue:
@@ -290,7 +309,7 @@ class Machine:
         self.host = Host(values, self.recording)
         self.starving: set[Unit] = set()
         self.tokens = [0] * TILES
-        self.busy: list[dict[str, int]] = [{} for _ in range(TILES)]
+        self.busy = [0.0] * TILES
         self.dispatchers = [Dispatcher(self, tile) for tile in range(TILES)]
         self.scalar_memory = ScalarMemory(self)
         self.core = ScalarCore(self, budget)
@@ -338,7 +357,7 @@ class Machine:
             self.ring[SCALAR_NODE, 0].put(packets)
             self.wake(self.unit(SCALAR_NODE, "outfeed"))
 
-    def write_rows(self, job: Job, rows: NDArray[Any], data: Ids, fifo: bool) -> None:
+    def write_rows(self, job: Job, rows: NDArray[Any], data: Ids, fifo: bool, stay: bool = False) -> None:
         """Store packets in wide memory; Hazard if a row of a FIFO is overwritten that nobody has read yet."""
         memory, tile = self.memory, job.place
         waiting = memory.unread[tile, rows]
@@ -349,7 +368,7 @@ class Machine:
                 raise Hazard(f"{job.where} overwrites row {row} of wide memory before anything has read it")
         memory.wide[tile, rows] = data
         memory.unread[tile, rows] = fifo
-        memory.dirty[tile, rows] = True
+        memory.note(tile, rows, stay)
 
     def run(self) -> None:
         """Until nothing can move any more."""

@@ -108,7 +108,7 @@ class RingRecvJob(Job):
         rows = self.rows[self.packets : self.packets + count]
         if count > 1:
             rows = rows[: 1 if machine.rng is not None else self.free(rows)]
-        machine.write_rows(self, rows, queue.take(len(rows)), plan.fifo)
+        machine.write_rows(self, rows, queue.take(len(rows)), plan.fifo, plan.stay)
         self.packets += len(rows)
         before, self.position = self.position, int(plan.steps_done[self.packets])
         machine.bump(self.place, plan.counter, done(plan.stored, before, self.position))
@@ -136,7 +136,7 @@ class RingRecv(Plan):
         self.nest = nest = self.walk("dst").within(WIDE_ROWS, "wide memory rows")
         self.gates = gates(instruction, (nest,))
         self.stored, self.steps = self.signal("sig_dst", nest), nest.steps
-        self.fifo = instruction.dst_slot_stride != 0
+        self.fifo, self.stay = instruction.dst_slot_stride != 0, not self.gates
         headers = instruction.hdr_rows + 1 if instruction.hdr_en else 0
         first = np.zeros(nest.steps, bool)
         if headers:

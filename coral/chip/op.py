@@ -30,6 +30,7 @@ from coral.chip.layout import (
 )
 from coral.chip.machine import BLOCKED, DONE, MORE, Ids, Job, Machine
 from coral.chip.plans import COUNTER, Plan, done
+from coral.chip.timing import op_cycles
 from coral.chip.walks import Addresses, Index, Nest, gates
 
 ELEMENTS = {
@@ -210,11 +211,13 @@ class OpJob(Job):
         record, plan = self.record, self.plan
         assert record is not None
         rows, memory = addresses >> 2, self.machine.memory
-        bad: NDArray[np.bool_] = (ids <= 0).any(axis=2)
+        bad: Any = (ids <= 0).any(axis=2)
         empty: Any = ~memory.dirty[self.place, rows] & (memory.wide[self.place, rows] == 0).all(axis=1)
         if empty.any() or (ids < 0).any():
             which = np.flatnonzero(empty if empty.any() else (ids < 0).reshape(len(ids), -1).any(axis=1))
-            self.complain(ids[which], addresses[which], "parameters", "64-byte unit")
+            lost = memory.lost[self.place, rows[which]].any()
+            what = "parameters (overwritten by a buffer of an earlier program)" if lost else "parameters"
+            self.complain(ids[which], addresses[which], what, "64-byte unit")
         if record.spoilt is None:
             record.spoilt = np.zeros((plan.groups, plan.columns), bool)
         np.logical_or.at(record.spoilt, groups, bad[inverse])
@@ -295,7 +298,7 @@ class OpJob(Job):
             machine.memory.wide[tile, rows] = ids
         else:
             machine.memory.wide[tile, rows] = PARTIAL
-        machine.memory.dirty[tile, rows] = True
+        machine.memory.note(tile, rows, stay=False)
 
 
 class OpPlan(Plan):
@@ -320,7 +323,8 @@ class OpPlan(Plan):
         self.place_results(counts)
         self.bind_walks()
         self.stage = self.arithmetic()
-        self.cycles = self.nest.steps
+        channels = max(self.channels, self.channels_last)
+        self.cycles = op_cycles(self.nest.steps, channels)
 
     def arithmetic(self) -> Stage:
         i = self.instruction

@@ -17,7 +17,8 @@ class Plan:
 
     job_class: ClassVar[type[Job]]
     unit: str
-    cycles: int = 0
+    cycles: float = 0
+    steps: int = 1
 
     def __init__(self, instruction: Any, word: int) -> None:
         self.instruction, self.word = instruction, word

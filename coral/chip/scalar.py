@@ -345,7 +345,7 @@ class ScalarCore(Unit):
                 job = N2wJob(machine, plan, tile, address - plan.base)
             else:
                 job = plan.job(machine, tile)
-            machine.busy[tile][plan.unit] = machine.busy[tile].get(plan.unit, 0) + plan.cycles
+            machine.busy[tile] += plan.cycles
             machine.dispatchers[tile].accept(job)
 
     def fence(self, i: Any) -> bool:
