@@ -102,19 +102,21 @@ class DirectChip:
         """Serves the program's own DMA descriptors, whose addresses tell which buffer they mean."""
         chip, places = self.chip, dict(enumerate(buffers, 2))
         memory = {1: program.parameters, **{high: buffers[name] for high, name in places.items()}}
-        highs = {(name == SCRATCH and Base.SCRATCH, name): high for high, name in places.items()}
+        highs = {name: high for high, name in places.items()}
         for number in range(len(program.bitstreams)):
             chip.feed(Tag.INSTRUCTIONS, _located(program, number, highs))
         served, moved = 0, True
         while moved:
             chip.run()
-            requests, addresses = self._requests()
+            requests, addresses = chip.descriptors, chip.addresses
             moved = False
             while served < len(requests):
-                (tag, length), (high, low) = requests[served], addresses[served]
+                (tag, length), (high, low) = requests[served], divmod(addresses[served], 1 << 32)
                 if tag in (Tag.INPUT, Tag.PARAMETERS, Tag.OUTPUT):
                     if low + length > len(memory.get(high, b"")):
-                        raise DirectError(f"the program asks for {length} bytes at {low:#x} of buffer {high}: beyond it")
+                        raise DirectError(
+                            f"the program asks for {length} bytes at {low:#x} of buffer {high}: beyond it"
+                        )
                     if tag != Tag.OUTPUT:
                         chip.feed(tag, bytes(memory[high][low : low + length]))
                     elif not chip.outputs:
@@ -123,20 +125,14 @@ class DirectChip:
                         buffers[places[high]][low : low + length] = self._output(length)
                 served, moved = served + 1, True
 
-    def _requests(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        machine = self.chip.machine
-        if machine is None:
-            return self.chip.descriptors, self.chip.addresses
-        return machine.host.descriptors, machine.host.addresses
 
-
-def _located(program: Program, number: int, highs: Mapping[tuple[object, str], int]) -> bytes:
+def _located(program: Program, number: int, highs: Mapping[str, int]) -> bytes:
     """A bitstream with every buffer at its own multiple of 2^32."""
     stream = program.bitstreams[number]
     words = int.from_bytes(stream.data, "little")
     for place in stream.relocations:
-        key = (Base.SCRATCH, SCRATCH) if place.base is Base.SCRATCH else (False, place.name)
-        high = 1 if place.base is Base.PARAMETER else highs.get(key)
+        name = SCRATCH if place.base is Base.SCRATCH else place.name
+        high = 1 if place.base is Base.PARAMETER else highs.get(name)
         if high is None:
             raise PackageError(f"program {program.name!r} is to be given the address of {place.name!r}, which it lacks")
         words = words & ~(0xFFFFFFFF << place.bit) | (high if place.high else 0) << place.bit

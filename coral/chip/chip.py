@@ -39,16 +39,25 @@ class Chip:
     :param seed: units run in a random order, reproducible by seed, with ring consumers last; None: a fixed order
     :param budget: instructions that a program may execute before it counts as an endless loop
     :param replay: repeat recorded effects when a program is run again (never with a seed)
+    :param machine_type: a subclass of ``Machine`` that watches (without replay, so that there is something to see)
     """
 
-    def __init__(self, *, seed: int | None = None, budget: int = BUDGET, replay: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        seed: int | None = None,
+        budget: int = BUDGET,
+        replay: bool = True,
+        machine_type: type[Machine] = Machine,
+    ) -> None:
         self.seed, self.budget, self.replays = seed, budget, replay and seed is None
+        self.machine_type = machine_type
         self.outputs: deque[bytes] = deque()
         self.written: deque[NDArray[np.bool_]] = deque()
         self.interrupts: deque[int] = deque()
         self.events: deque[str] = deque()
         self.descriptors: list[tuple[int, int]] = []
-        self.addresses: list[tuple[int, int]] = []
+        self.addresses: list[int] = []
         self.cycles = 0
         self.missing: tuple[int, int] | None = None
         self.chunks: OrderedDict[bytes, Chunk] = OrderedDict()
@@ -121,7 +130,7 @@ class Chip:
         if self.machine is None:
             self.values.restart()
             self.memory.restart()
-            self.machine = Machine(self.memory, self.values, self.seed, self.budget)
+            self.machine = self.machine_type(self.memory, self.values, self.seed, self.budget)
         machine = self.machine
         for tag, data in feeds:
             if tag == isa.Tag.INSTRUCTIONS:

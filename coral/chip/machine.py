@@ -272,7 +272,9 @@ class Unit:
                 self.job = self.queue.popleft()
                 self.job.begin()
             self.job.waiting.clear()
+            self.machine.before(self.job)
             state = self.job.advance()
+            self.machine.after(self.job, state)
             if state == DONE:
                 self.job = None
                 if not (self.lazy and self.queue):
@@ -313,6 +315,19 @@ class Machine:
         self.dispatchers = [Dispatcher(self, tile) for tile in range(TILES)]
         self.scalar_memory = ScalarMemory(self)
         self.core = ScalarCore(self, budget)
+
+    def dispatched(self, entry: Any) -> None:
+        """The scalar core hands out a job or a tile fence. This and the next three do nothing: they are for subclasses
+        that watch (see ``Chip``)."""
+
+    def before(self, job: Job) -> None:
+        """A job is about to go on."""
+
+    def after(self, job: Job, state: int) -> None:
+        """It went on: BLOCKED, MORE or DONE."""
+
+    def passed(self, place: int, fence: Any) -> None:
+        """A fence of a tile is about to be passed, or one of the scalar core (place 16) was."""
 
     def unit(self, place: int, name: str) -> Unit:
         """The unit ``name`` of a tile, or of the scalar side (place 16); made when first needed."""

@@ -24,7 +24,7 @@ from coral.chip.layout import (
     TILES,
     UNWRITTEN,
 )
-from coral.chip.machine import MESH_UNITS, Ids, Job, Machine, Unit
+from coral.chip.machine import MESH_UNITS, Ids, Machine, Unit
 from coral.chip.movers import N2w, N2wJob
 from coral.chip.plans import Plan
 from coral.chip.program import Block, Chunk
@@ -76,6 +76,7 @@ class Dispatcher(Unit):
                 if any(name in units and not units[name].idle for name in entry.drains):
                     machine.idle_watchers[self.place] = self
                     return
+                machine.passed(self.place, entry)
                 for ctr in entry.counters:
                     machine.assign(self.place, ctr, entry.value)
                 if entry.full:
@@ -287,6 +288,7 @@ class ScalarCore(Unit):
             self.dispatch(plan, i)
         elif isinstance(i, isa.TileFence):
             fence = Fence(i, self.pc)
+            self.machine.dispatched(fence)
             for tile in self.tiles(i.tile_mask):
                 self.machine.dispatchers[tile].accept(fence)
         elif isinstance(i, isa.ScalarFence):
@@ -335,17 +337,19 @@ class ScalarCore(Unit):
         """Put the instruction into the queues of its tiles, or of the scalar side."""
         machine = self.machine
         if not isinstance(i, isa.TileInstruction):
-            machine.unit(SCALAR_NODE, plan.unit).put(plan.job(machine, SCALAR_NODE))
+            job = plan.job(machine, SCALAR_NODE)
+            machine.dispatched(job)
+            machine.unit(SCALAR_NODE, plan.unit).put(job)
             return
         mask = self.register(i.tile_mask_reg, "the tile mask") if i.tile_mask_indirect else i.tile_mask
         for tile in self.tiles(mask):
-            job: Job
             if isinstance(plan, N2w) and plan.indirect:
                 address = self.register(i.addr_reg, "the narrow source address")
                 job = N2wJob(machine, plan, tile, address - plan.base)
             else:
                 job = plan.job(machine, tile)
             machine.busy[tile] += plan.cycles
+            machine.dispatched(job)
             machine.dispatchers[tile].accept(job)
 
     def fence(self, i: Any) -> bool:
@@ -379,6 +383,7 @@ class ScalarCore(Unit):
             return False
         machine.idle_watchers[SCALAR_NODE] = None
         self.state = 0
+        machine.passed(SCALAR_NODE, i)
         return True
 
     def identify(self, words: Sequence[Any]) -> Ids:

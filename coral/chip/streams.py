@@ -52,13 +52,13 @@ class Host:
         self.out: list[Ids] = []
         self.out_size = 0
         self.descriptors: list[tuple[int, int]] = []
-        self.addresses: list[tuple[int, int]] = []
+        self.addresses: list[int] = []
         self.delivered: list[Ids | int] = []
 
     def issue(self, low: int, high: int, length: int, tag: int, where: str) -> None:
         """The scalar core issues a descriptor."""
         self.descriptors.append((tag, length))
-        self.addresses.append((high, low))
+        self.addresses.append(high << 32 | low)
         if tag in self.wanted:
             self.wanted[tag].append(length)
         elif tag == isa.Tag.OUTPUT or isa.Tag.INTERRUPT0 <= tag <= isa.Tag.INTERRUPT0 + 3:
