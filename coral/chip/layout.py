@@ -28,8 +28,8 @@ UNIT_BYTES = {0: 64, 1: 8}
 """Bytes of a staging unit, by stream (0 parameters, 1 activations)."""
 STAGING_UNITS = {0: 2 * 1024, 1: 2 * 16384}
 
-SMALL_GROUP_LIMIT_BYTES = 256 * 1024
-"""Parameter groups of 16, 32 or 48 outputs must lie below this address of wide memory."""
+SMALL_GROUP_LIMIT_ROWS = 1024
+"""Parameter groups of 16, 32 or 48 outputs must lie below this row of wide memory (256 KiB)."""
 
 UNWRITTEN = 0
 PARTIAL = -1
@@ -42,5 +42,5 @@ LEVEL_FIXED, LEVEL_HOST, LEVEL_PENDING = 0, 1, 0x7FFF
 """Dependency levels of values that a program starts from (memory and constants; host streams), and of results whose
 computation is recorded but not yet placed."""
 
-MAX_WALK_STEPS = 1 << 22
+MAX_WALK_STEPS = 1 << 20
 """Budget of one walk; the longest in a working program has about 10^5 steps."""

@@ -309,6 +309,7 @@ class Machine:
         self.builder = Builder(self.trace, values)
         self.recording = Recording()
         self.host = Host(values, self.recording)
+        self.small: set[int] = set()
         self.starving: set[Unit] = set()
         self.tokens = [0] * TILES
         self.busy = [0.0] * TILES

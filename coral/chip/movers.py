@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from coral import isa
+from coral.chip.errors import RuleViolation
 from coral.chip.layout import (
     BIAS_ENTRY,
     GRID,
@@ -20,6 +21,7 @@ from coral.chip.layout import (
     SCALAR_NODE,
     SCALING_ENTRIES,
     SCALING_SLOT,
+    SMALL_GROUP_LIMIT_ROWS,
     TILES,
     WIDE_ROWS,
 )
@@ -78,6 +80,7 @@ class RingSend(Plan):
         super().__init__(instruction, word)
         self.nest = self.walk("src").within(WIDE_ROWS, "wide memory rows")
         self.gates = gates(instruction, (self.nest,))
+        self.steps = self.nest.steps
         self.read, self.sent = self.signal("sig_src", self.nest), self.signal("sig_ring", self.nest)
         self.dest_mask, self.to_consumer1 = instruction.dest_mask, instruction.to_consumer1
         self.require(self.dest_mask != 0, "dest_mask = 0, the ring packets go to nobody")
@@ -108,7 +111,13 @@ class RingRecvJob(Job):
         rows = self.rows[self.packets : self.packets + count]
         if count > 1:
             rows = rows[: 1 if machine.rng is not None else self.free(rows)]
-        machine.write_rows(self, rows, queue.take(len(rows)), plan.fifo, plan.stay)
+        data = queue.take(len(rows))
+        if plan.stay and plan.first_row >= SMALL_GROUP_LIMIT_ROWS and not machine.small.isdisjoint(data[:, 0].tolist()):
+            raise RuleViolation(
+                f"{self.where}: parameters of fewer than 64 outputs at row {plan.first_row}; they must begin below row "
+                f"{SMALL_GROUP_LIMIT_ROWS} (256 KiB)"
+            )
+        machine.write_rows(self, rows, data, plan.fifo, plan.stay)
         self.packets += len(rows)
         before, self.position = self.position, int(plan.steps_done[self.packets])
         machine.bump(self.place, plan.counter, done(plan.stored, before, self.position))
@@ -137,6 +146,7 @@ class RingRecv(Plan):
         self.gates = gates(instruction, (nest,))
         self.stored, self.steps = self.signal("sig_dst", nest), nest.steps
         self.fifo, self.stay = instruction.dst_slot_stride != 0, not self.gates
+        self.first_row = instruction.dst_addr
         headers = instruction.hdr_rows + 1 if instruction.hdr_en else 0
         first = np.zeros(nest.steps, bool)
         if headers:
@@ -227,7 +237,7 @@ class N2w(Plan):
         bound = gates(instruction, (src, self.dst))
         self.data = tuple(g for g in bound if g.side == 0)
         self.space = tuple(g for g in bound if g.side == 1)
-        self.stored = self.signal("sig_dst", self.dst)
+        self.stored, self.steps = self.signal("sig_dst", self.dst), src.steps
         blocks = src.blocks(instruction.pack_level)
         edges = np.array([blocks.start(i) for i in range(blocks.count + 1)])
         rows = -(-np.diff(edges) // ROW_WORDS)
@@ -310,7 +320,7 @@ class W2n(Plan):
         bound = gates(instruction, (src, self.dst))
         self.data = tuple(g for g in bound if g.side == 0)
         self.space = tuple(g for g in bound if g.side == 1)
-        self.stored = self.signal("sig_dst", self.dst)
+        self.stored, self.steps = self.signal("sig_dst", self.dst), self.dst.steps
         self.counter = COUNTER.WIDE_TO_SCALING if self.to_scaling else COUNTER.WIDE_TO_NARROW
         self.slots = self.dst.blocks(
             instruction.dst_slot_level if instruction.dst_slot_stride else len(self.dst.counts)
@@ -428,6 +438,7 @@ class Mesh(Plan):
         self.out, self.stored = self.signal("sig_src", src), self.signal("sig_dst", dst)
         self.sends = src.steps if self.present("src") or self.out else 0
         self.receives = dst.steps if self.present("dst") or self.stored or instruction.fill_en else 0
+        self.steps = self.sends + self.receives
         self.fill = instruction.fill_value if instruction.fill_en else None
 
     def present(self, name: str) -> bool:

@@ -155,9 +155,12 @@ class Levels:
         """Highest level among the entries of these numbers."""
         if len(self.known) < len(entries):
             self.known = np.r_[self.known, np.full(len(entries) - len(self.known), -1, np.int16)]
-        for number in np.unique(numbers[self.known[numbers] < 0]).tolist():
-            self.known[number] = self.values.level[entries[number].reshape(-1) >> 2].max()
-        return int(self.known[numbers].max())
+        levels = self.known[numbers]
+        if levels.min() < 0:
+            for number in np.unique(numbers[levels < 0]).tolist():
+                self.known[number] = self.values.level[entries[number].reshape(-1) >> 2].max()
+            levels = self.known[numbers]
+        return int(levels.max())
 
 
 class Builder:

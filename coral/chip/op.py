@@ -152,9 +152,10 @@ class OpJob(Job):
             addresses, inverse = plan.distinct(start, end, self.par_phase)
             rows = addresses >> 2
             memory.unread[tile, rows] = False
-            columns = memory.wide[tile].reshape(WIDE_ROWS, 64, 4)[rows, : plan.columns]
-            lanes = (addresses & 3)[:, None] + np.arange(plan.w_bytes)
-            ids = np.take_along_axis(columns, np.broadcast_to(lanes[:, None, :], (*columns.shape[:2], plan.w_bytes)), 2)
+            ids = memory.wide[tile].reshape(WIDE_ROWS, 64, 4)[rows, : plan.columns]
+            if plan.w_bytes < 4:
+                lanes = (addresses & 3)[:, None, None] + np.arange(plan.w_bytes)
+                ids = np.take_along_axis(ids, np.broadcast_to(lanes, (*ids.shape[:2], plan.w_bytes)), 2)
             if ids.min() <= 0:
                 self.spoil(ids, addresses, plan.group_of_step[start:end], inverse)
             record.weights.append(machine.trace.weights.intern(ids)[inverse])
@@ -323,6 +324,7 @@ class OpPlan(Plan):
         self.place_results(counts)
         self.bind_walks()
         self.stage = self.arithmetic()
+        self.steps = self.nest.steps
         channels = max(self.channels, self.channels_last)
         self.cycles = op_cycles(self.nest.steps, channels)
 

@@ -35,7 +35,12 @@ from coral.chip.walks import signed16
 DMA_UNITS = ("ring_producer", "ring_consumer0", "ring_consumer1", "narrow_to_wide", "wide_to_narrow")
 SCALAR_UNITS = ("activation_pop", "parameter_pop", "infeed", "outfeed")
 ALL_UNITS = 0x3FF
-FINAL, CONTINUED = 4, (0, 1)
+STEPS_PER_BUNDLE = 64
+"""Steps of tile units that weigh as much as one bundle in the program's budget."""
+FINAL = 4
+"""``halt.code`` of the last bitstream; the others have 0 or 1."""
+KNOWN = {"pred_en": (0,), "final": (0, 3), "rel": (1,), "code": (0, 1, FINAL)}
+"""Fields of the scalar core's own instructions of which only these values are understood."""
 
 
 def fenced_units(unit_mask: int) -> list[str]:
@@ -221,11 +226,13 @@ class ScalarCore(Unit):
             self.run_block(block)
             self.go(block.end)
             return True
-        placed = self.chunk.at(self.pc)
-        i = placed.instruction
-        if i.pred_en and self.predicate(i.pred_reg) != i.pred_val:
-            self.go(self.pc + i.words)
-            return True
+        i = self.chunk.at(self.pc).instruction
+        for name, known in KNOWN.items():
+            if name in i.fields and getattr(i, name) not in known:
+                raise UnknownInstruction(
+                    f"{self.where} (opcode {i.opcode:#04x}): field {name} = {getattr(i, name)} is not modelled "
+                    f"(known: {', '.join(map(str, known))})"
+                )
         self.spend(1)
         return self.execute(i)
 
@@ -321,10 +328,6 @@ class ScalarCore(Unit):
         self.pc = word
 
     def halt(self, i: Any) -> None:
-        if i.code not in (FINAL, *CONTINUED):
-            raise UnknownInstruction(
-                f"{self.where} (opcode {i.opcode:#04x}): field code = {i.code} is not modelled (known: 0, 1, 4)"
-            )
         self.finished = i.code == FINAL
         self.chunk = None
 
@@ -351,6 +354,7 @@ class ScalarCore(Unit):
             machine.busy[tile] += plan.cycles
             machine.dispatched(job)
             machine.dispatchers[tile].accept(job)
+        self.spend(plan.steps * mask.bit_count() // STEPS_PER_BUNDLE)
 
     def fence(self, i: Any) -> bool:
         """Tokens, then counters, then idle units; ``state`` says how far this fence has come."""

@@ -214,6 +214,8 @@ class InfeedJob(Job):
         whole[: len(part)] = part
         packets[:, :size] = whole.reshape(count, size)
         self.rest = self.rest[count * size :]
+        if plan.stream == PARAMETERS and size < ROW_BYTES:
+            self.machine.small.update(packets[:, 0].tolist())
         if count:
             self.machine.send(plan.dest_mask, 0, packets)
 
