@@ -10,16 +10,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["CoralError", "__version__", "quantize"]
+__all__ = ["CoralError", "__version__", "load", "quantize"]
 
 
 class CoralError(Exception):
     """Base of every error that this package raises on purpose; the message says what to do."""
 
 
-_LAZY = {"quantize": ("coral.quantize.api", "quantize")}
+_LAZY = {"load": ("coral.apps.model", "load"), "quantize": ("coral.quantize.api", "quantize")}
 
 if TYPE_CHECKING:
+    from coral.apps.model import load as load
     from coral.quantize.api import quantize as quantize
 
 

@@ -48,6 +48,13 @@ def open_runtime(kind: Literal["usb", "sim"], index: int = 0, *, clock: str | No
         return runtime
 
 
+def shared_stick(kind: Literal["usb", "sim"], index: int = 0, *, clock: str | None = None) -> Stick:
+    """The stick under ``open_runtime``, for other programs beside the runtime's; errors as there."""
+    with _lock:
+        open_runtime(kind, index, clock=clock)
+        return _runtimes[kind, index][1]
+
+
 @functools.cache
 def _simulated_bus() -> StickBus:
     from coral.stick import StickBus
@@ -68,9 +75,10 @@ def simulated_stick(index: int = 0) -> SoftwareStick:
         return sticks[index]
 
 
-def bus_of(kind: Literal["usb", "sim"]) -> Bus:
-    """Where sticks of a kind are searched; DeviceError for another kind, LibusbMissing."""
+def bus_of(kind: Literal["usb", "sim"], index: int = 0) -> Bus:
+    """Where stick ``index`` of a kind is searched; DeviceError for another kind or index, LibusbMissing."""
     if kind == "sim":
+        simulated_stick(index)
         return _simulated_bus()
     if kind != "usb":
         raise DeviceError(f"there is no kind of device {kind!r}, only 'usb' and 'sim'")
@@ -81,15 +89,13 @@ def bus_of(kind: Literal["usb", "sim"]) -> Bus:
 
 def open_stick(kind: Literal["usb", "sim"], index: int = 0, *, clock: str | None = None) -> Stick:
     """A stick without a runtime, for tools; the caller closes it. Arguments and errors as ``open_runtime``."""
-    bus = bus_of(kind)
+    bus = bus_of(kind, index)
     if kind == "usb":
         found = firmware.find()
         return open_stick_on(bus, index=index, clock=clock, firmware=found[0] if found else None)
     from coral.stick import stand_in_firmware
 
-    simulated_stick(index)
-    image = stand_in_firmware()
-    return open_stick_on(bus, index=index, clock=clock, firmware=image, check_firmware_hash=False)
+    return open_stick_on(bus, index=index, clock=clock, firmware=stand_in_firmware(), check_firmware_hash=False)
 
 
 def close_all() -> None:
