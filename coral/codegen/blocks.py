@@ -128,16 +128,21 @@ def _linear(word: int, words: int) -> Walk:
 
 def pack(b: Builder, tiles: int, word: int, size_bytes: int, row: int = OUTPUT_FIFO_ROW) -> None:
     """N2w: narrow bytes from ``word`` on, into the FIFO at ``row``, for the ring."""
-    dst, level = _packets(row, ceil_div(size_bytes, ROW_BYTES))
+    pack_walk(b, tiles, _linear(word, ceil_div(size_bytes, WORD_BYTES)), row)
+
+
+def pack_walk(b: Builder, tiles: int, words: Walk, row: int = OUTPUT_FIFO_ROW) -> None:
+    """N2w of the words of a walk, packed without gaps, into the FIFO at ``row``, for the ring."""
+    dst, level = _packets(row, ceil_div(words.steps, ROW_WORDS))
     free = b.count(TileCounter.NARROW_TO_WIDE, tiles) - 1
     b.emit(
         isa.N2w,
         tile_mask=tiles,
-        src=_linear(word, ceil_div(size_bytes, WORD_BYTES)),
+        src=words,
         dst=dst,
         sig_dst=level,
         waits=[Wait(TileCounter.RING_WRITE, free, level=level, side=1)],
-        pack_level=1,
+        pack_level=len(words.counts),
     )
 
 

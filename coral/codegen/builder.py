@@ -14,7 +14,7 @@ from typing import Any
 from coral import isa
 from coral.codegen.errors import CodegenError
 from coral.codegen.machine import ALL_TILES, TILES, tiles_of
-from coral.isa import IMMEDIATE, AluOp, ScalarCounter, StoreOp, Tag, TileCounter
+from coral.isa import IMMEDIATE, AluOp, ScalarCounter, Source, StoreOp, Tag, TileCounter
 from coral.package.program import Base, Bitstream, Relocation
 
 ALL_UNITS = 0x3FF
@@ -71,6 +71,17 @@ def counter_mask(counters: Iterable[TileCounter]) -> int:
 ALL_COUNTERS = counter_mask(TileCounter)
 RESET_COUNTERS = counter_mask(c for c in TileCounter if c < TileCounter.RING_PRODUCER_A)
 """All but the ring order counters, which go on until an output phase ends."""
+RING_SCALAR_COUNTERS = sum(
+    1 << c
+    for c in (
+        ScalarCounter.SCALAR_INFEED,
+        ScalarCounter.PRODUCER_A,
+        ScalarCounter.PRODUCER_B,
+        ScalarCounter.RING_OUTFEED,
+    )
+)
+RESTART = 1 << 13
+"""Counts from which a barrier sets all counters to zero: thresholds are 16 bits wide and signed."""
 ALL_SCALAR_COUNTERS = (1 << len(ScalarCounter)) - 1
 MESH_COUNTERS = counter_mask(c for counters in _MESH.values() for c in counters[1:])
 
@@ -87,6 +98,7 @@ class Builder:
         self._seq = SEQ_CACHING if caching else 0
         self._tile_counts = [[0] * len(TileCounter) for _ in range(TILES)]
         self._scalar_counts = [0] * len(ScalarCounter)
+        self._unmirrored = False
         self._work = 2 if caching else 4
 
     def emit(self, cls: type[isa.Instruction], **fields: Any) -> None:
@@ -130,6 +142,8 @@ class Builder:
                 came_in, went_out = mesh_counters(type(i))
                 self._signal(i, "sig_dst", came_in)
                 self._signal(i, "sig_src", went_out)
+            case isa.Infeed() if i.stream == Source.SCALAR_MEMORY:
+                self._unmirrored = True
             case isa.TileFence():
                 mask, value = i.ctr_mask, i.ctr_value
                 counters = [c for c in TileCounter if mask >> c & 1]
@@ -196,6 +210,16 @@ class Builder:
     def reset(self) -> None:
         """Drain and zero all counters except the ring order."""
         self.fence(RESET_COUNTERS)
+
+    def barrier(self) -> None:
+        """No tile goes on before all are idle; counters restart where they are high, uneven or not mirrored."""
+        counts = [*self._tile_counts, self._scalar_counts]
+        restart = self._unmirrored or max(map(max, counts)) > RESTART or any(c != counts[0] for c in counts[:TILES])
+        self.handshake()
+        if restart:
+            self.emit(isa.TileFence, tile_mask=ALL_TILES, ctr_mask=ALL_COUNTERS, unit_mask=ALL_UNITS, token=1)
+            self.scalar_fence(idle=ALL_SCALAR_UNITS, ctr_mask=RING_SCALAR_COUNTERS, token_wait=1)
+            self._unmirrored = False
 
     def pause(self) -> None:
         """Scalar fence that only waits for the host streams."""

@@ -1,0 +1,331 @@
+"""Instructions of the stages that compute. Source: docs/network.md, section Stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+from coral import isa
+from coral.codegen.builder import OP_UNIT, Builder, counter_mask
+from coral.codegen.errors import ShapeError
+from coral.codegen.machine import ALL_TILES, BIAS_ENTRY, ROW_UNITS, ROW_WORDS, SCALAR_CORE, WORD_BYTES, ceil_div, round_up
+from coral.codegen.network.graph import Add, AveragePool, Conv, Requantise, Stage
+from coral.codegen.network.plan import Plan
+from coral.codegen.network.products import MAX_LOOP, Level, Product, merge
+from coral.codegen.network.wide import Fifo, Piece, Wide, add_rows, add_zero, identity_rows
+from coral.isa import ScalarCounter, TileCounter, Wait, Walk
+from coral.numerics import Spline
+
+NLU_MODE = 3
+Placed = dict[int, int]
+"""Input address -> tiles that begin there."""
+
+
+def placed(plan: Plan, stage: Stage, name: str) -> Placed:
+    """Where the windows on an input begin, for all tiles with results to compute."""
+    found: Placed = {}
+    for part in plan.active(stage.output):
+        address = plan.window_address(name, stage, part)
+        found[address] = found.get(address, 0) | plan.grid.mask(*part)
+    return found
+
+
+# layers with weights
+
+
+def receive_weights(b: Builder, p: Product, fifo: Fifo, tiles: int) -> None:
+    """Ring, FIFO and scaling store of a layer on ``tiles``; the op takes fill after fill."""
+    receive = isa.RingRecv0 if p.relay else isa.RingRecv1
+    arrived = TileCounter.RING_READ_A if p.relay else TileCounter.RING_READ_B
+    double, first = fifo.slots - 1, b.count(arrived, tiles) + 1
+    slots = {"slot_level": 1, "slot_stride": fifo.fill} if double else {}
+    b.emit(
+        receive,
+        tile_mask=tiles,
+        dst=Walk(fifo.row, [1, 0, 0], [fifo.fill, fifo.fills, p.groups], **slots),
+        hdr_en=1,
+        hdr_level=1,
+        hdr_first_row=fifo.header_row,
+        hdr_rows=p.header - 1,
+        hdr_last_row=fifo.header_row + fifo.slots * p.header - 1,
+        hdr_bias=1,
+        hdr_scale=int(p.scale is not None),
+        sig_dst=1,
+        waits=[Wait(TileCounter.PARAMETERS, b.count(TileCounter.PARAMETERS, tiles) - double, level=1, side=1)],
+    )
+    entries = round_up(p.columns, 16) // 2
+    slots = {"slot_level": 1, "slot_stride": p.header} if double else {}
+    b.emit(
+        isa.W2n,
+        tile_mask=tiles,
+        src=Walk(fifo.header_row, [1, 0], [p.header, p.groups], **slots),
+        dst=Walk(
+            BIAS_ENTRY if p.scale is None else 0,
+            [1, BIAS_ENTRY, 0],
+            [entries, p.header, p.groups],
+            slot_level=2,
+            slot_stride=32,
+        ),
+        sig_dst=2,
+        waits=[
+            Wait(arrived, first, level=1, step=fifo.fills),
+            Wait(TileCounter.AVDATA, b.count(TileCounter.AVDATA, tiles) - 1, level=2, side=1),
+        ],
+        to_scaling=1,
+        unpack_level=1,
+    )
+
+
+def broadcast(b: Builder, p: Product, pieces: Sequence[Piece], tiles: int) -> None:
+    """The owners send a layer's rows, piece after piece."""
+    if p.relay:
+        _relay(b, p, pieces[0], tiles)
+        return
+    for piece in pieces:
+        before = b.count(TileCounter.RING_PRODUCER_B, piece.tiles)
+        b.emit(
+            isa.RingSend,
+            tile_mask=piece.tiles,
+            src=Walk(piece.row, [1], [piece.rows]),
+            sig_ring=0,
+            waits=[Wait(TileCounter.RING_PRODUCER_B, before, level=1)],
+            to_consumer1=1,
+            dest_mask=tiles,
+        )
+
+
+def _relay(b: Builder, p: Product, piece: Piece, tiles: int) -> None:
+    """Narrow rows through the scalar core's memory, which cuts the owner's rows into packets of one row each."""
+    words = p.groups * (p.header + p.steps) * p.relay
+    passes, left = ceil_div(words, ROW_WORDS), words % ROW_WORDS
+    shortened = {"last_dim": 1, "last_cnt": left - 1} if left else {}
+    ring = {"slot_level": 1, "slot_stride": ROW_WORDS}
+    b.emit(
+        isa.Infeed,
+        stream=isa.Source.SCALAR_MEMORY,
+        buf=Walk(0, [1, 0], [ROW_WORDS, passes], **ring, **shortened),
+        smem_308=3,
+        sig_infeed=0,
+        waits=[Wait(ScalarCounter.RING_OUTFEED, 1)],
+        lane_words=p.relay - 1,
+        dest_mask=tiles,
+    )
+    b.emit(
+        isa.Outfeed,
+        dst=Walk(0, [1, 0], [ROW_WORDS, passes], **ring),
+        sig_outfeed=0,
+        waits=[Wait(ScalarCounter.SCALAR_INFEED, 1 - 2 * ROW_WORDS)],
+    )
+    b.emit(
+        isa.RingSend,
+        tile_mask=piece.tiles,
+        src=Walk(piece.row, [1, 1], [1, piece.rows]),
+        sig_ring=1,
+        waits=[
+            Wait(TileCounter.RING_PRODUCER_A, b.count(TileCounter.RING_PRODUCER_A, piece.tiles) - 1, level=1),
+            Wait(TileCounter.RING_PRODUCER_B, b.count(TileCounter.RING_PRODUCER_B, piece.tiles), level=1),
+        ],
+        to_consumer1=1,
+        dest_mask=SCALAR_CORE,
+    )
+
+
+def product_op(b: Builder, p: Product, stage: Conv, plan: Plan, fifo: Fifo, x: int, y: int, tiles: int) -> None:
+    """The multiplications of a layer on the tiles whose first window begins at ``x``."""
+    inner, outer = list(fifo.inner), list(fifo.outer)
+    positions, count = list(p.positions), p.count
+    chunked = fifo.fills > 1
+    sums = chunked and count > 1
+    loops = [fifo.fill, count, *([fifo.fills] if chunked else []), p.groups]
+    group_loop = len(loops) - 1
+    visits = [ROW_UNITS if sums and k == 1 else 0 for k in range(len(loops))]
+    toggles = {} if sums else {"slot_level": 3 if chunked else 1, "slot_stride": ROW_UNITS}
+    slots = {"slot_level": 2, "slot_stride": ROW_UNITS * fifo.fill} if fifo.slots > 1 else {}
+    arrived = TileCounter.RING_READ_A if p.relay else TileCounter.RING_READ_B
+    out = output_walk(y, p, positions)
+    b.emit(
+        isa.Op,
+        tile_mask=tiles,
+        loops=loops,
+        inp=levels(
+            x, [*inner, *((a, n) for a, _, n in positions), *outer, (p.group_in, p.groups)], f"layer {stage.output!r}"
+        ),
+        out=out,
+        par=Walk(ROW_UNITS * fifo.row, [ROW_UNITS, *[0] * group_loop], loops, **slots),
+        psum=Walk(ROW_UNITS * fifo.sums_row if sums else 0, visits, loops, **toggles),
+        sig_av=len(out.counts) - 1,
+        sig_par=2,
+        waits=[
+            Wait(arrived, b.count(arrived, tiles) + 1 - fifo.fills * p.groups, level=2),
+            Wait(
+                TileCounter.WIDE_TO_SCALING,
+                b.count(TileCounter.WIDE_TO_SCALING, tiles) + 1 - p.groups,
+                level=group_loop,
+            ),
+        ],
+        acc_chain=1,
+        acc_init=int(not sums),
+        w_zp=stage.w_zp,
+        mult=float(stage.mult) if p.scale is None else 1.0,
+        group_loop=group_loop,
+        reduce_mask=0b101 if chunked else 0b1,
+        bias_en=1,
+        scale_en=int(p.scale is not None),
+        out_ch=p.columns - 1,
+        out_ch_last=p.last_columns - 1,
+        **output_stage(plan, stage),
+    )
+
+
+def output_walk(y: int, p: Product, positions: Iterable[tuple[int, int, int]]) -> Walk:
+    """Words of a group, positions, groups; the last group may be shorter."""
+    words, last = p.columns // WORD_BYTES, p.last_columns // WORD_BYTES
+    places = merge([(o, n) for _, o, n in positions])
+    shortened = {"last_dim": 1 + len(places), "last_cnt": last - 1} if last != words else {}
+    strides = [WORD_BYTES, *(s for s, _ in places), p.group_out]
+    return Walk(y, strides, [words, *(n for _, n in places), p.groups], **shortened)
+
+
+def output_stage(plan: Plan, stage: Stage) -> dict[str, float]:
+    """Zero points and clamps of a stage."""
+    x, y = plan.tensors[stage.inputs[0]], plan.tensors[stage.output]
+    low, high = stage.clamps
+    return {"in_zp": x.zero_point, "out_zp": y.zero_point, "clamp_min": low, "clamp_max": high}
+
+
+def levels(address: int, nest: list[Level], where: str) -> Walk:
+    """The walk of a nest, in as few levels as possible; ShapeError if the hardware has not that many."""
+    merged = merge(nest)
+    if len(merged) > 8:
+        raise ShapeError(f"{where}: its operands need {len(merged)} levels, a walk has 8")
+    return Walk(address, [s for s, _ in merged], [n for _, n in merged])
+
+
+# stages of four channels at a time: constants in wide memory, no other unit
+
+
+def own_levels(plan: Plan, name: str) -> list[Level]:
+    """Words of a tensor's own positions on a tile, of all images."""
+    block = plan.blocks[name]
+    words = plan.channels(name) // WORD_BYTES
+    if name in plan.spread:
+        return [(WORD_BYTES, block.position // WORD_BYTES)]
+    rows, columns = plan.splits[name]
+    nest = [(WORD_BYTES, words), (block.position, columns.extent), (block.row, rows.extent), (block.image, plan.images)]
+    return list(merge(nest))
+
+
+def _word_op(
+    b: Builder,
+    plan: Plan,
+    stage: Stage,
+    starts: Placed,
+    inner: list[Level],
+    nests: tuple[list[Level], list[Level]],
+    weights: tuple[int, list[Level]],
+    **fields: float,
+) -> None:
+    """One word of results per ``inner`` loops; nests of the input and the output have the same number of steps."""
+    where = f"stage {stage.output!r}"
+    reads, writes = nests
+    loops = [n for _, n in inner]
+    words = prod(n for _, n in reads)
+    across = next((d for d in range(words // MAX_LOOP + 1, words + 1) if words % d == 0 and words // d <= MAX_LOOP), 0)
+    outer = [words // across, across] if across > 1 else [words]
+    mask = (1 << len(loops)) - 1
+    full = [*loops, *outer]
+    row, strides = weights
+    for address, tiles in starts.items():
+        b.emit(
+            isa.Op,
+            tile_mask=tiles,
+            loops=full,
+            inp=levels(address, [*inner, *reads], where),
+            out=levels(plan.own(stage.output), writes, where),
+            par=levels(ROW_UNITS * row, [*strides, *((0, n) for n in outer)], where),
+            psum=Walk(0, [0] * len(full), full, slot_level=max(len(loops), 1), slot_stride=ROW_UNITS if loops else 0),
+            acc_chain=int(bool(loops)),
+            acc_init=1,
+            group_loop=len(full) - 1,
+            reduce_mask=mask,
+            out_ch=WORD_BYTES - 1,
+            out_ch_last=WORD_BYTES - 1,
+            **{**output_stage(plan, stage), **fields},
+        )
+
+
+def add(b: Builder, plan: Plan, wide: Wide, stage: Add) -> None:
+    """ADD and SUB: 16-bit weights on the halves of a word, first operand, then second."""
+    first, second = stage.inputs
+    distance = plan.own(second) - plan.own(first)
+    inner = [(2, 2), (distance, 2)]
+    _word_op(
+        b,
+        plan,
+        stage,
+        {plan.own(first): _tiles(plan, stage)},
+        inner,
+        (own_levels(plan, first), own_levels(plan, stage.output)),
+        (wide.constant(add_rows(stage)), [(ROW_UNITS, 4)]),
+        par16=1,
+        in_zp=0,
+        w_zp=add_zero(stage),
+        mult=stage.mult,
+        acc_offset=stage.offset,
+    )
+
+
+def requantise(b: Builder, plan: Plan, wide: Wide, stage: Requantise) -> None:
+    """Clamps, multiplier, spline on every word."""
+    tiles = _tiles(plan, stage)
+    if stage.spline is not None:
+        load_spline(b, tiles, stage.spline)
+    (x,) = stage.inputs
+    fields = {"nlu_en": int(stage.spline is not None), "acc_offset": stage.offset, "mult": stage.mult}
+    if stage.spline is not None and stage.spline.odd:
+        fields["nlu_odd"] = 3
+    _word_op(
+        b,
+        plan,
+        stage,
+        {plan.own(x): tiles},
+        [],
+        (own_levels(plan, x), own_levels(plan, stage.output)),
+        (wide.constant(identity_rows()), []),
+        **fields,
+    )
+
+
+def average(b: Builder, plan: Plan, wide: Wide, stage: AveragePool) -> None:
+    """Sums over windows, four channels at a time."""
+    (name,) = stage.inputs
+    a, o, words = plan.blocks[name], plan.blocks[stage.output], plan.channels(name) // WORD_BYTES
+    (rows, columns), (kh, kw), (sy, sx) = plan.splits[stage.output], stage.window.kernel, stage.window.stride
+    taps = [(a.position, kw), (a.row, kh)]
+    reads = [(WORD_BYTES, words), (sx * a.position, columns.extent), (sy * a.row, rows.extent), (a.image, plan.images)]
+    writes = [(WORD_BYTES, words), (o.position, columns.extent), (o.row, rows.extent), (o.image, plan.images)]
+    _word_op(
+        b,
+        plan,
+        stage,
+        placed(plan, stage, name),
+        taps,
+        (reads, writes),
+        (wide.constant(identity_rows()), [(0, kw), (0, kh)]),
+        mult=stage.mult,
+    )
+
+
+def load_spline(b: Builder, tiles: int, spline: Spline) -> None:
+    """Fill the table of the non-linear unit."""
+    b.fence(counter_mask((TileCounter.PARTIAL_SUMS,)), units=OP_UNIT)
+    table = {f"c{s}_{power}": float(c) for s, row in enumerate(spline.coefficients) for power, c in enumerate(row)}
+    table |= {f"brk{k}": float(x) for k, x in enumerate(spline.breakpoints)}
+    b.emit(isa.NluLoad, tile_mask=tiles, table_mode=NLU_MODE, **table)
+
+
+def _tiles(plan: Plan, stage: Stage) -> int:
+    if stage.output in plan.spread:
+        return plan.spread_tiles(stage.output)
+    tiles = plan.mask(plan.active(stage.output))
+    return tiles if tiles else ALL_TILES

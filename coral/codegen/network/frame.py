@@ -1,0 +1,273 @@
+"""A network's input from the host and its outputs to it. Source: docs/network.md, sections Input, Output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coral import isa
+from coral.codegen import blocks
+from coral.codegen.builder import N2W_UNIT, Builder
+from coral.codegen.errors import ShapeError
+from coral.codegen.machine import (
+    ALL_TILES,
+
+    GROUP,
+    INPUT_STAGING_UNITS,
+    INPUT_UNIT_BYTES,
+    ROW_BYTES,
+    ROW_WORDS,
+    TILES,
+    WORD_BYTES,
+    ceil_div,
+    mask_of,
+    round_up,
+)
+from coral.codegen.network.plan import FIXED_ROW, Plan
+from coral.codegen.network.products import merge
+from coral.isa import ScalarCounter, TileCounter, Wait, Walk
+from coral.package.program import Layer, Layout
+
+INPUT_WORDS = 1 << 15
+"""Words of one stream to a tile: its FIFO compares counts of words modulo 2**16."""
+
+
+def input_layer(plan: Plan, batch: int) -> Layer:
+    """The input as the host sends it: images one behind the other, padded to whole slots."""
+    t = plan.tensors[plan.network.input]
+    size = round_up(t.size * images_in(plan), INPUT_UNIT_BYTES)
+    return Layer(t.name, size, batch * t.y, t.x, t.c, t.zero_point, t.scale)
+
+
+def images_in(plan: Plan) -> int:
+    """Images of a call, padding included."""
+    return plan.grid.slots * plan.images
+
+
+@dataclass(frozen=True)
+class Band:
+    """Bytes ``offset``.. of the host's input that go to the same rows of the tiles of one mask."""
+
+    tiles: int
+    offset: int
+    size: int
+    targets: tuple[tuple[int, Walk], ...]
+
+
+def bands(plan: Plan) -> list[Band]:
+    """What every row of tiles takes of the input."""
+    name = plan.network.input
+    t, block = plan.tensors[name], plan.blocks[name]
+    row_bytes, found = t.x * t.c, []
+    if plan.vector_input:
+        size = round_up(t.size, WORD_BYTES)
+        target = Walk(plan.own(name) // WORD_BYTES, (1,), (size // WORD_BYTES,))
+        return [Band(ALL_TILES, 0, size, ((ALL_TILES, target),))]
+    if row_bytes % WORD_BYTES and t.y * images_in(plan) > 1:
+        raise ShapeError(
+            f"input {name!r}: a row of {t.x} x {t.c} = {row_bytes} bytes, rows must be multiples of {WORD_BYTES}; pad columns"
+        )
+    rows, whole = plan.halos[name][0], plan.grid.rows == 1
+    words, pitch, image = (ceil_div(n, WORD_BYTES) for n in (row_bytes, block.row, block.image))
+    for slot in range(plan.grid.slots):
+        for first in range(0, plan.images, plan.images if whole else 1):
+            count = plan.images if whole else 1
+            for r in range(plan.grid.rows):
+                y0, y1 = max(rows.low[r], 0), min(rows.high[r], t.y)
+                if y0 >= y1:
+                    continue
+                offset = ((slot * plan.images + first) * t.y + y0) * row_bytes
+                targets = []
+                for c in range(plan.grid.columns):
+                    address = plan.at(name, (r, c), y0, 0) + first * block.image
+                    nest = merge([(1, words), (pitch, y1 - y0), (image, count)])
+                    walk = Walk(address // WORD_BYTES, tuple(s for s, _ in nest), tuple(n for _, n in nest))
+                    targets.append((1 << plan.grid.tile(slot, r, c), walk))
+                tiles = sum(mask for mask, _ in targets)
+                found.append(Band(tiles, offset, count * (y1 - y0) * row_bytes, tuple(targets)))
+    return found
+
+
+def receive_input(b: Builder, plan: Plan, total_bytes: int) -> None:
+    """Start the host's transfer and bring every tile what its windows need of the input."""
+    name = plan.network.input
+    parts = bands(plan)
+    limit = 2 * INPUT_STAGING_UNITS * INPUT_UNIT_BYTES - 4 * INPUT_UNIT_BYTES
+    overlapping = any(a.offset + a.size > b.offset for a, b in zip(parts, parts[1:], strict=False))
+    if total_bytes > limit and overlapping:
+        raise ShapeError(f"input {name!r} has {total_bytes} bytes in overlapping bands, the limit is {limit}")
+    b.prologue()
+    b.scalar_fence(ctr_mask=1 << ScalarCounter.AVDATA_POP | 1 << ScalarCounter.AVDATA_INFEED)
+    b.handshake()
+    b.fence(units=N2W_UNIT)
+    b.input_address(name)
+    blocks.pop_input(b, total_bytes)
+    b.input_dma(total_bytes)
+    _unpack(b, plan, parts)
+    for band in parts:
+        start = band.offset // INPUT_UNIT_BYTES * INPUT_UNIT_BYTES
+        blocks.infeed_input(b, start, round_up(band.offset + band.size - start, INPUT_UNIT_BYTES), band.tiles)
+    if not plan.vector_input:
+        _borders(b, plan)
+
+
+def _unpack(b: Builder, plan: Plan, parts: list[Band]) -> None:
+    """Consumers and unpackers of all bands; tiles with equal fields share an instruction."""
+    waiting = list(parts)
+    while waiting:
+        turn, rest, busy = [], [], 0
+        for band in waiting:
+            (rest if band.tiles & busy else turn).append(band)
+            busy |= band.tiles
+        waiting = rest
+        unpackers: dict[tuple, int] = {}
+        consumers: dict[tuple, int] = {}
+        for band in turn:
+            skip = band.offset % INPUT_UNIT_BYTES // WORD_BYTES
+            packets = ceil_div(band.size + skip * WORD_BYTES, ROW_BYTES)
+            words = band.size // WORD_BYTES
+            if words >= INPUT_WORDS * 2 - 2 * ROW_WORDS:
+                raise ShapeError(f"input {plan.network.input!r}: {words} words to one tile, the limit is {INPUT_WORDS}")
+            for mask, walk in band.targets:
+                key = (walk, skip, packets)
+                unpackers[key] = unpackers.get(key, 0) | mask
+            key = (skip, packets)
+            consumers[key] = consumers.get(key, 0) | band.tiles
+        thresholds = {
+            key: (b.count(TileCounter.RING_READ_A, mask) + 1, b.count(TileCounter.WIDE_TO_NARROW, mask) - ROW_WORDS)
+            for key, mask in consumers.items()
+        }
+        for (walk, skip, packets), mask in unpackers.items():
+            dropped = {}
+            if skip:
+                first = walk.addr
+                dropped = {"skip_en": 1, "skip_level": b.style.skip_level, "skip_base": first, "skip_cnt": skip - 1}
+                dropped["skip_end"] = first + skip - 1
+            b.emit(
+                isa.W2n,
+                tile_mask=mask,
+                src=Walk(FIXED_ROW, [1, 0], [1, packets], slot_level=1, slot_stride=1),
+                dst=walk,
+                sig_dst=0,
+                waits=[Wait(TileCounter.RING_READ_A, thresholds[skip, packets][0], level=1)],
+                unpack_level=len(walk.counts),
+                **dropped,
+            )
+        for (skip, packets), mask in consumers.items():
+            b.emit(
+                isa.RingRecv0,
+                tile_mask=mask,
+                dst=Walk(FIXED_ROW, [1, 0], [1, packets], slot_level=1, slot_stride=1),
+                sig_dst=1,
+                waits=[
+                    Wait(
+                        TileCounter.WIDE_TO_NARROW,
+                        blocks.signed16(thresholds[skip, packets][1] - skip),
+                        level=1,
+                        step=ROW_WORDS,
+                        side=1,
+                    )
+                ],
+            )
+
+
+def _borders(b: Builder, plan: Plan) -> None:
+    """Zero points around the image where windows reach beyond it."""
+    name = plan.network.input
+    t, block, slack = plan.tensors[name], plan.blocks[name], plan.slack_bytes
+    rows, columns = plan.halos[name]
+    fills: dict[Walk, int] = {}
+
+    def fill(part: tuple[int, int], y: int, length: int, count: int, stride: int) -> None:
+        address = plan.at(name, part, y, 0) - slack
+        nest = merge([(1, length // WORD_BYTES), (stride // WORD_BYTES, count)])
+        walk = Walk(address // WORD_BYTES, tuple(s for s, _ in nest), tuple(n for _, n in nest))
+        fills[walk] = fills.get(walk, 0) | plan.grid.mask(*part)
+
+    for part in plan.grid.blocks():
+        r, c = part
+        for y0, y1 in rows.filled(r):
+            fill(part, y0, (y1 - y0) * block.row, plan.images, block.image)
+        if slack and (columns.low[c] < 0 or columns.high[c] > t.x):
+            fill(part, rows.split.start(r) - rows.before, slack, rows.total * plan.images + 1, block.row)
+    for walk, tiles in fills.items():
+        b.emit(isa.MeshNorth, tile_mask=tiles, dst=walk, fill_en=1, fill_value=0x01010101 * t.zero_point)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one tile sends of an output: ``size`` bytes, along ``words`` of narrow memory."""
+
+    tile: int
+    size: int
+    words: Walk
+
+
+def shares(plan: Plan, name: str, batch: int) -> list[Share]:
+    """All tiles' shares of an output, in the order of their tiles: real positions of real images only."""
+    t, block, first = plan.tensors[name], plan.blocks[name], plan.own(name) // WORD_BYTES
+    if name in plan.spread:
+        size = GROUP * plan.spread[name]
+        pieces = [(k, min(size, round_up(t.c - k * size, WORD_BYTES))) for k in range(ceil_div(t.c, size))]
+        return [Share(k, n, Walk(first, (1,), (n // WORD_BYTES,))) for k, n in pieces]
+    rows, columns = plan.splits[name]
+    found, words = [], plan.channels(name) // WORD_BYTES
+    for slot in range(min(plan.grid.slots, ceil_div(batch, plan.images))):
+        for r, c in plan.active(name):
+            nest = merge(
+                [
+                    (1, words),
+                    (block.position // WORD_BYTES, columns.real(c)),
+                    (block.row // WORD_BYTES, rows.real(r)),
+                    (block.image // WORD_BYTES, plan.images),
+                ]
+            )
+            walk = Walk(first, tuple(s for s, _ in nest), tuple(n for _, n in nest))
+            found.append(Share(plan.grid.tile(slot, r, c), walk.steps * WORD_BYTES, walk))
+    return sorted(found, key=lambda share: share.tile)
+
+
+def output_layer(plan: Plan, name: str, batch: int) -> Layer:
+    """An output in the order in which the tiles send it; images stand one below the other."""
+    t, parts = plan.tensors[name], shares(plan, name, batch)
+    offsets, total = [0] * TILES, 0
+    for share in parts:
+        offsets[share.tile] = total
+        total += round_up(share.size, INPUT_UNIT_BYTES)
+    if name in plan.spread:
+        return Layer(name, total, 1, 1, t.c, t.zero_point, t.scale)
+    (rows, columns), grid, channels = plan.splits[name], plan.grid, plan.channels(name)
+    y_to_tile, y_local = [], []
+    for image in range(batch):
+        slot, depth = divmod(image, plan.images)
+        for y in range(t.y):
+            r = y // rows.extent
+            y_to_tile.append(grid.tile(slot, r, 0))
+            y_local.append(depth * rows.real(r) + y % rows.extent)
+    at = [(x // columns.extent, x % columns.extent) for x in range(t.x)]
+    layout = Layout(
+        tuple(y_to_tile),
+        tuple(c for c, _ in at),
+        tuple(offsets),
+        tuple(x * channels for _, x in at),
+        tuple(y_local),
+        tuple(columns.real(c) * channels for c, _ in at),
+    )
+    return Layer(name, total, batch * t.y, t.x, t.c, t.zero_point, t.scale, layout=layout)
+
+
+def send_output(b: Builder, plan: Plan, name: str, batch: int) -> None:
+    """One output to the host: tiles pack their shares and send them one after the other."""
+    parts = shares(plan, name, batch)
+    b.output_address(name)
+    same: dict[Walk, list[int]] = {}
+    for share in parts:
+        same.setdefault(share.words, []).append(share.tile)
+    for words, tiles in same.items():
+        blocks.pack_walk(b, mask_of(tiles), words)
+    b.output_dma(sum(round_up(share.size, INPUT_UNIT_BYTES) for share in parts))
+    for share in parts:
+        blocks.outfeed(b, round_up(share.size, INPUT_UNIT_BYTES))
+        blocks.ring_send(b, share.tile, share.size)
+    b.output_wait()
+
+

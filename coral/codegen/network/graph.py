@@ -1,0 +1,241 @@
+"""What a network computes: tensors, and stages that read and write them. Front ends build this, generators read it.
+
+Codes are the chip's: uint8, int8 models plus 128. Source: docs/network.md, section Graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from coral.codegen.errors import CodegenError, ShapeError
+from coral.numerics import Spline
+
+MAX_EXTENT = 8192
+"""Largest number of rows, columns or channels of a tensor."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """``y`` x ``x`` positions of ``c`` channels, uint8. ``scale`` is only recorded in the program's layers."""
+
+    name: str
+    y: int
+    x: int
+    c: int
+    zero_point: int = 0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for letter, value in (("rows", self.y), ("columns", self.x), ("channels", self.c)):
+            if not 1 <= value <= MAX_EXTENT:
+                raise ShapeError(f"tensor {self.name!r} has {value} {letter}, allowed are 1..{MAX_EXTENT}")
+        if not 0 <= self.zero_point <= 255:
+            raise CodegenError(f"tensor {self.name!r} has zero point {self.zero_point}, allowed are 0..255")
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return self.y * self.x * self.c
+
+
+@dataclass(frozen=True)
+class Window:
+    """Kernel, stride and padding before the first position along rows and columns (docs/network.md, Windows)."""
+
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        if min(self.kernel) < 1 or min(self.stride) < 1 or min(self.pad) < 0:
+            raise ShapeError(f"window {self}: kernel and stride must be at least 1, padding at least 0")
+        if any(p >= k for p, k in zip(self.pad, self.kernel, strict=True)):
+            raise ShapeError(f"window {self}: padding must be smaller than the kernel")
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether every result needs the one position that it stands for."""
+        return self.kernel == (1, 1) and self.stride == (1, 1)
+
+
+POINT = Window()
+
+
+def same(size: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int]) -> Window:
+    """TFLite's SAME padding on ``size`` = (rows, columns)."""
+    pads = tuple(
+        max((-(-n // s) - 1) * s + k - n, 0) // 2 for n, k, s in zip(size, kernel, stride, strict=True)
+    )
+    return Window(kernel, stride, (pads[0], pads[1]))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step: ``inputs`` are read (through ``window``), ``output`` is written, all by name of tensor.
+
+    ``clamps`` are the float32 limits relative to the output's zero point.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+    clamps: tuple[float, float]
+
+    @property
+    def window(self) -> Window:
+        """What an output position reads of every input."""
+        return POINT
+
+
+@dataclass(frozen=True, eq=False)
+class Conv(Stage):
+    """``weights`` uint8 [N, kh, kw, C], ``bias`` int32 [N] or None, ``mult`` float32 scalar or [N]."""
+
+    weights: np.ndarray = field(repr=False)
+    bias: np.ndarray | None = field(repr=False)
+    w_zp: int
+    mult: float | np.ndarray
+    at: Window = POINT
+
+    @property
+    def window(self) -> Window:
+        return self.at
+
+
+@dataclass(frozen=True, eq=False)
+class Depthwise(Conv):
+    """As Conv, every channel with its own kernel: ``weights`` uint8 [kh, kw, C]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(Conv):
+    """As Conv, every output sees the whole map: ``weights`` uint8 [N, y * x * C] in row-major order."""
+
+
+@dataclass(frozen=True)
+class MaxPool(Stage):
+    """Maximum over windows; padding never wins."""
+
+    at: Window = POINT
+
+    @property
+    def window(self) -> Window:
+        return self.at
+
+
+@dataclass(frozen=True)
+class AveragePool(Stage):
+    """Sum of (code - zero point) over windows without padding, times ``mult`` (which includes 1 / count)."""
+
+    mult: float = 1.0
+    at: Window = POINT
+
+    @property
+    def window(self) -> Window:
+        return self.at
+
+
+@dataclass(frozen=True)
+class Add(Stage):
+    """w1 * a + w2 * b + offset, times ``mult``; weights of at most 15 bits, w2 may be negative (SUB)."""
+
+    weights: tuple[int, int] = (1, 1)
+    offset: int = 0
+    mult: float = 1.0
+
+
+@dataclass(frozen=True)
+class Multiply(Stage):
+    """(a - z_a) * (b - z_b) times ``mult``."""
+
+    mult: float = 1.0
+
+
+@dataclass(frozen=True)
+class Requantise(Stage):
+    """(x - zero point + offset) times ``mult``, through ``spline``: RELU family, QUANTIZE, LOGISTIC, TANH, constants."""
+
+    mult: float = 1.0
+    offset: int = 0
+    spline: Spline | None = None
+
+
+@dataclass(frozen=True)
+class Concatenate(Stage):
+    """Inputs of one quantisation side by side along the channels; a matter of places, nothing is computed."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Tensors by name and stages in order of execution; every tensor but the input is written by one stage."""
+
+    name: str
+    tensors: dict[str, Tensor]
+    input: str
+    stages: tuple[Stage, ...]
+    outputs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        known = {self.input}
+        for stage in self.stages:
+            unknown = [name for name in stage.inputs if name not in known]
+            if unknown or stage.output in known or stage.output not in self.tensors:
+                problem = f"reads {unknown[0]!r}, which nothing wrote" if unknown else "writes what exists or is unknown"
+                raise CodegenError(f"network {self.name!r}: the stage of {stage.output!r} {problem}")
+            known.add(stage.output)
+            self._check(stage)
+        missing = [name for name in self.outputs if name not in known]
+        if missing or not self.outputs:
+            raise CodegenError(f"network {self.name!r}: outputs {list(self.outputs)}, no stage writes {missing}")
+
+    def _check(self, stage: Stage) -> None:
+        """Shapes of a stage's operands against its output."""
+        y, x = self.tensors[stage.output], self.tensors[stage.inputs[0]]
+        where = f"network {self.name!r}, {type(stage).__name__} {stage.output!r}"
+        if isinstance(stage, Conv):
+            _check_weights(where, stage, x, y)
+        if isinstance(stage, Dense):
+            return
+        for out, size, k, s, pad in zip(
+            (y.y, y.x), (x.y, x.x), stage.window.kernel, stage.window.stride, stage.window.pad, strict=True
+        ):
+            reach = (out - 1) * s + k - pad
+            if reach - size >= k or (not isinstance(stage, Conv | MaxPool) and (pad or reach > size)):
+                raise ShapeError(
+                    f"{where}: {out} windows of {k} every {s} from -{pad} reach {reach}, the input has {size}"
+                )
+        if isinstance(stage, Concatenate):
+            parts = [self.tensors[name] for name in stage.inputs]
+            if sum(t.c for t in parts) != y.c or any((t.y, t.x, t.zero_point) != (y.y, y.x, y.zero_point) for t in parts):
+                raise ShapeError(f"{where}: the inputs do not make up {y}")
+        elif not isinstance(stage, Conv | Dense) and any(self.tensors[name].c != y.c for name in stage.inputs):
+            raise ShapeError(f"{where}: {y.c} channels from inputs of {[self.tensors[n].c for n in stage.inputs]}")
+
+    def readers(self, name: str) -> Iterator[Stage]:
+        """Stages that read a tensor."""
+        return (stage for stage in self.stages if name in stage.inputs)
+
+
+def _check_weights(where: str, stage: Conv, x: Tensor, y: Tensor) -> None:
+    w, n = stage.weights, y.c
+    if isinstance(stage, Dense):
+        wanted: tuple[int, ...] = (n, x.size)
+        if (y.y, y.x) != (1, 1):
+            raise ShapeError(f"{where}: {y.y} x {y.x} positions, a dense layer has one")
+    elif isinstance(stage, Depthwise):
+        wanted = (*stage.at.kernel, x.c)
+        if n != x.c:
+            raise ShapeError(f"{where}: {n} channels from {x.c}, a depthwise layer has as many")
+    else:
+        wanted = (n, *stage.at.kernel, x.c)
+    if w.shape != wanted or w.dtype != np.uint8:
+        raise ShapeError(f"{where}: weights are {w.dtype} {w.shape}, needed are uint8 {wanted}")
+    if stage.bias is not None and (stage.bias.shape != (n,) or stage.bias.dtype != np.int32):
+        raise ShapeError(f"{where}: bias is {stage.bias.dtype} {stage.bias.shape}, needed is int32 ({n},)")
+    if np.shape(stage.mult) not in ((), (n,)):
+        raise ShapeError(f"{where}: {math.prod(np.shape(stage.mult))} multipliers, needed are one or {n}")
+    if not 0 <= stage.w_zp <= 255:
+        raise CodegenError(f"{where}: weight zero point {stage.w_zp}, allowed are 0..255")

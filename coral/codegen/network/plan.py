@@ -1,0 +1,436 @@
+"""Where everything lies: tiling, narrow memory, blocks of depthwise layers. Source: docs/network.md, sections Tiling, Memory.
+
+A plan is made before anything is emitted; every limit is checked here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+
+import numpy as np
+
+from coral.codegen.errors import ShapeError
+from coral.codegen.machine import ALL_TILES, GROUP, ROW_BYTES, TILES, WIDE_ROWS, WORD_BYTES, ceil_div, mask_of, round_up
+from coral.codegen.network.graph import (
+    POINT,
+    Add,
+    Concatenate,
+    Conv,
+    Dense,
+    Depthwise,
+    MaxPool,
+    Multiply,
+    Network,
+    Stage,
+    Tensor,
+)
+from coral.codegen.network.tiling import Grid, Halo, Reach, Split
+
+NARROW_BYTES = 192 * 1024
+FIXED_ROW = WIDE_ROWS - 4
+"""Two rows for the host's input, then two for results."""
+MAX_BLOCK = 16
+"""Outputs of a depthwise block: 4 channels each, 64 columns."""
+MAX_PACK = 8
+
+
+@dataclass(frozen=True)
+class Block:
+    """Bytes of a tensor on every tile: address of the first own position, strides of positions, rows and images.
+
+    ``inner`` = (rows, columns) != (1, 1): positions lie in blocks, [block][channel word][position in block][4 channels].
+    """
+
+    address: int
+    position: int
+    row: int
+    image: int
+    inner: tuple[int, int] = (1, 1)
+
+
+class Plan:
+    """Geometry of a network on a grid of tiles, ``images`` per tile one behind the other."""
+
+    def __init__(self, network: Network, grid: Grid, images: int) -> None:
+        self.network, self.grid, self.images = with_padded_input(network), grid, images
+        self.tensors, self.stages = self.network.tensors, self.network.stages
+        self.roots = self._roots()
+        self.spread = self._spread()
+        self.blocking = {s.output: self._block(s) for s in self.stages if type(s) is Depthwise}
+        self.splits = {name: self._split(tensor) for name, tensor in self.tensors.items()}
+        self.packing = self._packing()
+        self.halos = {name: self._halo(name) for name in set(root for root, _ in self.roots.values())}
+        self.blocks, self.narrow_bytes = self._allocate()
+
+    # what the tensors look like
+
+    def _roots(self) -> dict[str, tuple[str, int]]:
+        """Tensor -> (tensor whose memory it shares, byte offset of its channels)."""
+        roots = {name: (name, 0) for name in self.tensors}
+        for stage in reversed(self.stages):
+            if isinstance(stage, Concatenate):
+                root, offset = roots[stage.output]
+                for name in stage.inputs:
+                    part = self.tensors[name]
+                    if roots[name] != (name, 0) or name == self.network.input:
+                        raise ShapeError(f"{name!r} belongs to two concatenations or is an input; it must be copied")
+                    if part.c % WORD_BYTES:
+                        raise ShapeError(f"{name!r} has {part.c} channels, parts of a concatenation have multiples of 4")
+                    roots[name] = (root, offset)
+                    offset += part.c
+        return roots
+
+    def _spread(self) -> dict[str, int]:
+        """Vectors cut over all tiles -> groups of 64 channels per tile."""
+        spread: dict[str, int] = {}
+        if self.grid.slots == TILES:
+            return spread
+        for stage in self.stages:
+            if isinstance(stage, Dense):
+                if self.grid.slots != 1:
+                    raise ShapeError(f"{stage.output!r}: dense layers need a grid of 1 x 1 or 4 x 4, not {self.grid}")
+                spread[stage.output] = ceil_div(ceil_div(self.tensors[stage.output].c, GROUP), TILES)
+            elif any(name in spread for name in stage.inputs):
+                spread[stage.output] = spread[stage.inputs[0]]
+        return spread
+
+    def _block(self, stage: Stage) -> tuple[int, int]:
+        """Outputs per block of a depthwise layer: the fewest steps, if only a pointwise layer reads the result."""
+        y, w = self.tensors[stage.output], stage.window
+        readers = list(self.network.readers(y.name))
+        if y.name in self.network.outputs or not all(type(r) is Conv and r.window.pointwise for r in readers):
+            return (1, 1)
+        extents = ceil_div(y.y, self.grid.rows), ceil_div(y.x, self.grid.columns)
+        choices = [
+            (by, bx)
+            for by in range(1, MAX_BLOCK + 1)
+            for bx in range(1, MAX_BLOCK // by + 1)
+            if extents[0] % by == 0 and extents[1] % bx == 0 and depthwise_rows(y.c, (by, bx), stage) <= BLOB_ROWS
+        ]
+        return min(choices, key=lambda b: (depthwise_steps(b, stage) / (b[0] * b[1]), b)) if choices else (1, 1)
+
+    def _split(self, tensor: Tensor) -> tuple[Split, Split]:
+        rows = Split.of(tensor.y, self.grid.rows)
+        packed = next((s for s in self.stages if s.output == tensor.name and self.is_packed(s)), None)
+        multiple = self.pack_of(packed) if packed is not None else 1
+        columns = Split.of(tensor.x, self.grid.columns, multiple)
+        if tensor.name == self.network.input:
+            readers = [s for s in self.network.readers(tensor.name) if not isinstance(s, Dense)]
+            if readers:
+                outputs = self._split(self.tensors[readers[0].output])
+                (sy, sx) = readers[0].window.stride
+                rows = replace(rows, extent=outputs[0].extent * sy)
+                columns = replace(columns, extent=outputs[1].extent * sx)
+        return rows, columns
+
+    def is_packed(self, stage: Stage) -> bool:
+        """Whether a stage reads the input's rows as bytes, because positions are no whole words."""
+        return stage.inputs == (self.network.input,) and self.tensors[self.network.input].c % WORD_BYTES != 0
+
+    def pack_of(self, stage: Stage) -> int:
+        """Neighbouring outputs that a packed layer computes at once: word aligned, the fewest steps."""
+        x, y = self.tensors[stage.inputs[0]], self.tensors[stage.output]
+        step = stage.window.stride[1] * x.c
+        least = WORD_BYTES // gcd(step, WORD_BYTES)
+
+        def steps(pack: int) -> int:
+            extent = Split.of(y.x, self.grid.columns, pack).extent
+            groups = ceil_div(pack * round_up(y.c, WORD_BYTES), GROUP)
+            return extent // pack * self.packed_words(stage, pack) * groups
+
+        return min((least * m for m in range(1, MAX_PACK // least + 1)), key=lambda pack: (steps(pack), pack))
+
+    def packed_words(self, stage: Stage, pack: int) -> int:
+        """Words of an input row that a block of ``pack`` outputs reads."""
+        c = self.tensors[stage.inputs[0]].c
+        margin = -stage.window.pad[1] * c % WORD_BYTES
+        return ceil_div(margin + ((pack - 1) * stage.window.stride[1] + stage.window.kernel[1]) * c, WORD_BYTES)
+
+    def _packing(self) -> dict[str, int]:
+        return {s.output: self.pack_of(s) for s in self.stages if self.is_packed(s)}
+
+    def _halo(self, root: str) -> tuple[Halo, Halo]:
+        """What windows need of a tensor and of the parts that share its memory."""
+        axes = []
+        for axis in (0, 1):
+            reaches = []
+            for stage in self.stages:
+                if isinstance(stage, Concatenate | Dense):
+                    continue
+                if any(self.roots[name][0] == root for name in stage.inputs):
+                    w = stage.window
+                    reaches.append(Reach(w.kernel[axis], w.stride[axis], w.pad[axis], self.splits[stage.output][axis]))
+            halo = Halo.of(self.splits[root][axis], reaches)
+            if root == self.network.input and halo.split.parts == 1:
+                halo = replace(halo, high=(max(halo.high[0], halo.split.size),))
+            axes.append(halo)
+        return axes[0], axes[1]
+
+    # narrow memory
+
+    def _allocate(self) -> tuple[dict[str, Block], int]:
+        """First fit by time over the intervals from a tensor's first writer to its last reader."""
+        live: dict[str, tuple[int, int]] = {self.network.input: (-1, -1)}
+        for index, stage in enumerate(self.stages):
+            for name in (*stage.inputs, stage.output):
+                root = self.roots[name][0]
+                first, last = live.get(root, (index, index))
+                live[root] = (first, max(last, index))
+        for name in self.network.outputs:
+            root = self.roots[name][0]
+            live[root] = (live[root][0], len(self.stages))
+        shapes = {root: self._shape(root) for root in live}
+        self._unify(shapes)
+        for index, stage in enumerate(self.stages):
+            if isinstance(stage, Dense) and stage.output in self.spread and stage.inputs[0] != self.network.input:
+                name, source = gathered(stage), stage.inputs[0]
+                size = gathered_bytes(self, source) * len(gathered_tiles(self, source))
+                live[name], shapes[name] = (index, index), Block(0, size, size, size)
+        places: dict[str, int] = {}
+        for root in sorted(live, key=lambda r: live[r][0]):
+            size = self._size(root, shapes[root])
+            taken = sorted(
+                (places[other], places[other] + self._size(other, shapes[other]))
+                for other in places
+                if live[other][0] <= live[root][1] and live[root][0] <= live[other][1]
+            )
+            address = 0
+            for start, end in taken:
+                if address + size <= start:
+                    break
+                address = max(address, end)
+            places[root] = address
+        peak = max(places[r] + self._size(r, shapes[r]) for r in places)
+        if peak > NARROW_BYTES:
+            worst = max(places, key=lambda r: places[r] + self._size(r, shapes[r]))
+            raise ShapeError(
+                f"network {self.network.name!r} needs {peak} bytes of narrow memory per tile at tensor {worst!r} "
+                f"({self.images} images on {self.grid}), the limit is {NARROW_BYTES}"
+            )
+        blocks = {}
+        for name, (root, offset) in self.roots.items():
+            if root in places:
+                shape = shapes[root]
+                blocks[name] = replace(shape, address=shape.address + places[root] + offset)
+        blocks |= {name: replace(shapes[name], address=places[name]) for name in places if name not in self.roots}
+        return blocks, peak
+
+    def _shape(self, root: str) -> Block:
+        """Strides of a tensor's block, and its first own position's offset from the block's first byte."""
+        t = self.tensors[root]
+        if root in self.spread:
+            size = GROUP * self.spread[root]
+            return Block(0, size, size, size)
+        rows, columns = self.halos[root]
+        if root == self.network.input:
+            return Block(0, *[round_up(t.size, WORD_BYTES)] * 3) if self.vector_input else self._band(root)
+        inner = self.blocking.get(root, (1, 1))
+        position = round_up(t.c, WORD_BYTES)
+        row = position * columns.total
+        first = rows.before * row + columns.before * position
+        return Block(first, position, row, row * rows.total, inner)
+
+    def _band(self, root: str) -> Block:
+        """The input: rows at full width, shifted so that every tile finds its own columns at the same address."""
+        t = self.tensors[root]
+        rows, columns = self.halos[root]
+        slack = self.slack_bytes
+        row = round_up(t.x * t.c, WORD_BYTES) + slack
+        shift = (self.grid.columns - 1) * columns.split.extent * t.c
+        return Block(slack + shift + rows.before * row, t.c, row, row * rows.total)
+
+    @property
+    def slack_bytes(self) -> int:
+        """Bytes behind every row of the input that stand for the columns on both sides of the image."""
+        t, columns = self.tensors[self.network.input], self.halos[self.network.input][1]
+        if not columns.fills:
+            return 0
+        outside = max(0, -min(columns.low), max(columns.high) - t.x)
+        return round_up(outside * t.c, WORD_BYTES)
+
+    def _size(self, root: str, shape: Block) -> int:
+        size = self.images * shape.image
+        if root == self.network.input and not self.vector_input:
+            t = self.tensors[root]
+            shift = (self.grid.columns - 1) * self.halos[root][1].split.extent * t.c
+            size += shift + 2 * self.slack_bytes + WORD_BYTES
+        if any(isinstance(s, MaxPool) and self.roots[s.inputs[0]][0] == root for s in self.stages):
+            size += 3 * shape.position
+        return round_up(size, 16)
+
+    def _unify(self, shapes: dict[str, Block]) -> None:
+        """Operands of one ADD or MUL get equal strides."""
+        for _ in self.stages:
+            for stage in self.stages:
+                if not isinstance(stage, Add | Multiply):
+                    continue
+                names = [self.roots[name][0] for name in stage.inputs]
+                a, b = (shapes[name] for name in names)
+                if a.position != b.position or self.network.input in names:
+                    raise ShapeError(f"{stage.output!r}: operands of different layout ({a.position}, {b.position} bytes)")
+                for name, shape in zip(names, (a, b), strict=True):
+                    if (shape.row, shape.image) != (max(a.row, b.row), max(a.image, b.image)):
+                        shapes[name] = self._restride(name, shape, max(a.row, b.row), max(a.image, b.image))
+
+    def _restride(self, root: str, shape: Block, row: int, image: int) -> Block:
+        rows, columns = self.halos[root]
+        address = rows.before * row + columns.before * shape.position
+        return replace(shape, address=address, row=row, image=max(image, row * rows.total))
+
+    # addresses
+
+    def at(self, name: str, part: tuple[int, int], y: int, x: int) -> int:
+        """Byte address, on the tiles of block ``part``, of a position of the whole tensor."""
+        block, (rows, columns) = self.blocks[name], self.splits[self.roots[name][0]]
+        return (
+            block.address + (y - rows.start(part[0])) * block.row + (x - columns.start(part[1])) * block.position
+        )
+
+    def own(self, name: str) -> int:
+        """Byte address of the first own position, the same on every tile."""
+        return self.blocks[name].address
+
+    def active(self, name: str) -> list[tuple[int, int]]:
+        """Blocks of the grid that hold at least one real position of a tensor."""
+        rows, columns = self.splits[name]
+        return [(r, c) for r, c in self.grid.blocks() if rows.real(r) and columns.real(c)]
+
+    def mask(self, parts: list[tuple[int, int]]) -> int:
+        """The tiles of some blocks of the grid."""
+        if len(parts) == self.grid.rows * self.grid.columns:
+            return ALL_TILES
+        return sum(self.grid.mask(*part) for part in parts)
+
+    def spread_tiles(self, name: str) -> int:
+        """Tiles that hold a part of a vector."""
+        return mask_of(range(ceil_div(self.tensors[name].c, GROUP * self.spread[name])))
+
+    def window_address(self, name: str, stage: Stage, part: tuple[int, int]) -> int:
+        """Where the first window of a block's outputs begins in an input."""
+        (rows, columns), w = self.splits[stage.output], stage.window
+        y = rows.start(part[0]) * w.stride[0] - w.pad[0]
+        x = columns.start(part[1]) * w.stride[1] - w.pad[1]
+        return self.at(name, part, y, x)
+
+    @property
+    def vector_input(self) -> bool:
+        """Whether every tile gets the whole input, because only dense layers over all tiles read it."""
+        readers = list(self.network.readers(self.network.input))
+        return bool(readers) and all(isinstance(s, Dense) and s.output in self.spread for s in readers)
+
+    def needs_exchange(self, stage: Stage, name: str) -> bool:
+        """Whether a stage reads positions of an inner tensor that its own tiles did not compute."""
+        root = self.roots[name][0]
+        if root == self.network.input or root in self.spread or isinstance(stage, Dense) and stage.output in self.spread:
+            return False
+        return any(halo.fills or halo.hops for halo in self.halos[root]) and not stage.window.pointwise
+
+    def border_value(self, root: str) -> int:
+        """What windows find outside a tensor."""
+        readers = [s for s in self.stages if any(self.roots[name][0] == root for name in s.inputs)]
+        maxima = {isinstance(s, MaxPool) and s.window.pad != (0, 0) for s in readers if not s.window.pointwise}
+        if maxima == {True, False}:
+            raise ShapeError(f"{root!r} is read by padded maximum pools and by other windows; it must be copied")
+        return 0 if maxima == {True} else self.tensors[root].zero_point
+
+    def channels(self, name: str) -> int:
+        """Bytes of a position's channels, padded to whole words."""
+        return round_up(self.tensors[name].c, WORD_BYTES)
+
+
+def gathered(stage: Dense) -> str:
+    """Name of the place where a dense layer over all tiles finds its whole input."""
+    return f"{stage.output}:gathered"
+
+
+BLOB_ROWS = 1300
+"""Wide rows that a depthwise layer's weights may take (330 KB)."""
+
+
+def depthwise_window(block: tuple[int, int], stage: Stage) -> tuple[int, int]:
+    """Rows and columns of input that a block of outputs reads."""
+    w = stage.window
+    y, x = ((b - 1) * s + k for b, s, k in zip(block, w.stride, w.kernel, strict=True))
+    return y, x
+
+
+def depthwise_steps(block: tuple[int, int], stage: Stage) -> int:
+    """Steps per block and channel word."""
+    y, x = depthwise_window(block, stage)
+    return y * x
+
+
+def relay_columns(block: tuple[int, int]) -> int:
+    """Columns of a relayed weight row: 4 (16 bytes) or 16 (64 bytes); 0: whole rows, sent directly."""
+    outputs = block[0] * block[1]
+    return 4 if outputs == 1 else 16 if outputs <= 4 else 0
+
+
+def depthwise_rows(channels: int, block: tuple[int, int], stage: Stage, header: int = 2) -> int:
+    """Wide rows that the weights take where they are stored."""
+    groups, rows = ceil_div(channels, WORD_BYTES), header + depthwise_steps(block, stage)
+    columns = relay_columns(block)
+    return ceil_div(groups * rows * columns, GROUP) if columns else groups * rows
+
+
+def with_padded_input(network: Network) -> Network:
+    """If positions of the input are no whole words and anything but one convolution reads them: an exact copy first."""
+    x = network.tensors[network.input]
+    readers = list(network.readers(x.name))
+    if x.c % WORD_BYTES == 0 or (len(readers) == 1 and type(readers[0]) is Conv):
+        return network
+    padded = replace(x, name=f"{x.name}:padded")
+    identity = np.zeros((x.c, 1, 1, x.c), np.uint8)
+    identity[range(x.c), 0, 0, range(x.c)] = 1
+    limits = (float(-x.zero_point), float(255 - x.zero_point))
+    copy = Conv((x.name,), padded.name, limits, identity, None, 0, 1.0, POINT)
+    stages = tuple(
+        replace(s, inputs=tuple(padded.name if name == x.name else name for name in s.inputs)) for s in network.stages
+    )
+    return Network(
+        network.name, {**network.tensors, padded.name: padded}, x.name, (copy, *stages), network.outputs
+    )
+
+
+def gathered_bytes(plan: Plan, name: str) -> int:
+    """Bytes that every tile sends when a tensor is collected on all tiles."""
+    if name in plan.spread:
+        return GROUP * plan.spread[name]
+    rows, columns = plan.splits[name]
+    return rows.extent * columns.extent * plan.channels(name)
+
+
+def gathered_tiles(plan: Plan, name: str) -> list[int]:
+    """Tiles that send, in the order of their pieces."""
+    if name in plan.spread:
+        return list(range(ceil_div(plan.tensors[name].c, GROUP * plan.spread[name])))
+    return [plan.grid.tile(0, *part) for part in plan.active(name)]
+
+
+def gather_rows(plan: Plan) -> list[int]:
+    """Wide rows that collecting takes, for every dense layer over all tiles."""
+    found = []
+    for stage in plan.stages:
+        if isinstance(stage, Dense) and stage.output in plan.spread and stage.inputs[0] != plan.network.input:
+            packets = ceil_div(gathered_bytes(plan, stage.inputs[0]), ROW_BYTES)
+            found.append(packets * (1 + len(gathered_tiles(plan, stage.inputs[0]))))
+    return found
+
+
+def pool_shape(plan: Plan, stage: MaxPool) -> tuple[int, int, int]:
+    """(rows of a window block, wide rows per row, channel groups) of a maximum pool on one image."""
+    (rows, columns), w = plan.splits[stage.output], stage.window
+    height = (rows.extent - 1) * w.stride[0] + w.kernel[0]
+    width = (columns.extent - 1) * w.stride[1] + w.kernel[1]
+    return height, ceil_div(width, WORD_BYTES), ceil_div(plan.tensors[stage.output].c, GROUP)
+
+
+def pool_rows(plan: Plan) -> list[int]:
+    """Wide rows that every maximum pool takes."""
+    found = []
+    for stage in plan.stages:
+        if isinstance(stage, MaxPool):
+            height, quads, groups = pool_shape(plan, stage)
+            found.append(height * quads * groups)
+    return found

@@ -1,0 +1,213 @@
+"""From a network to its pair of programs. Source: docs/network.md."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from coral.codegen import blocks
+from coral.codegen.builder import V14, Builder
+from coral.codegen.errors import CodegenError, ShapeError
+from coral.codegen.fc import RESIDENT_TOKEN
+from coral.codegen.machine import ROW_BYTES, TILES, ceil_div
+from coral.codegen.network import emit, vectors, windows
+from coral.codegen.network.frame import images_in, input_layer, output_layer, receive_input, send_output
+from coral.codegen.network.graph import (
+    Add,
+    AveragePool,
+    Concatenate,
+    Conv,
+    Dense,
+    MaxPool,
+    Network,
+    Requantise,
+    Stage,
+)
+from coral.codegen.network.plan import Plan
+from coral.codegen.network.tiling import Grid
+from coral.codegen.network.wide import Wide
+from coral import isa
+from coral.isa import Walk
+from coral.package.program import Base, Bitstream, DmaHint, InstructionHint, InterruptHint, Kind, Program
+
+MAX_BATCH = 256
+LANES = 4
+MAX_WORDS = 16384
+"""Instruction words of one bitstream."""
+
+
+class NetworkProgram:
+    """A network on the chip: ``caching()`` loads its parameters, ``execution`` runs ``batch`` images.
+
+    Interface of the pair as ``codegen.fc``: ``tiles`` hold parameters, ``rows_per_tile`` is where they end, from
+    ``floor_rows`` on every call overwrites wide memory on all tiles.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        batch: int = 1,
+        grid: Grid | None = None,
+        base_rows: tuple[int, ...] = (0,) * TILES,
+        top: int = 0,
+    ) -> None:
+        if not 1 <= batch <= MAX_BATCH:
+            raise ShapeError(f"network {network.name!r}: batch {batch}, allowed are 1..{MAX_BATCH}")
+        self.batch = batch
+        self.plan = self._plan(network, batch, grid)
+        self.wide = Wide(self.plan, base_rows, top)
+        self.network = network
+
+    @staticmethod
+    def _plan(network: Network, batch: int, grid: Grid | None) -> Plan:
+        """The given grid, or the one with the fewest steps that fits."""
+        if grid is not None:
+            return Plan(network, grid, ceil_div(batch, grid.slots))
+        sides = [Grid(1, 1), Grid(4, 4)] if batch > 1 else [Grid(4, 4), Grid(1, 1)]
+        problems = []
+        for choice in sides:
+            try:
+                return Plan(network, choice, ceil_div(batch, choice.slots))
+            except ShapeError as error:
+                problems.append(str(error))
+        raise ShapeError(" / ".join(problems))
+
+    @property
+    def tiles(self) -> int:
+        """Tiles up to the highest that holds parameters."""
+        masks = [piece.tiles for piece, _ in self.wide.parts]
+        return max((mask.bit_length() for mask in masks), default=0)
+
+    @property
+    def rows_per_tile(self) -> int:
+        """Row behind the last parameter row."""
+        return self.wide.used
+
+    @property
+    def floor_rows(self) -> int:
+        """Lowest wide row that the execution program writes."""
+        return self.wide.floor
+
+    @property
+    def parameters(self) -> bytes:
+        """What ``caching`` loads."""
+        return self.wide.blob
+
+    def caching(self, blob: bytes | None = None) -> Program:
+        """Program that loads the parameters (or others of the same layout)."""
+        data = self.parameters if blob is None else blob
+        size = sum(piece.rows for piece, _ in self.wide.parts) * ROW_BYTES
+        if len(data) != size:
+            raise CodegenError(f"parameters are {len(data)} bytes long, {size} are needed")
+        return Program(
+            Kind.PARAMETER_CACHING,
+            (self._caching_bitstream,),
+            (InstructionHint(), DmaHint(Base.PARAMETER, 0, size), InterruptHint()),
+            parameters=data,
+            token=RESIDENT_TOKEN,
+            name=f"{self.network.name}_parameters",
+        )
+
+    @cached_property
+    def _caching_bitstream(self) -> Bitstream:
+        b = Builder(V14, caching=True)
+        total = sum(piece.rows for piece, _ in self.wide.parts) * ROW_BYTES
+        b.prologue()
+        b.parameter_dma(total)
+        blocks.pop_parameters(b, total)
+        for piece, _ in self.wide.parts:
+            b.emit(isa.RingRecv0, tile_mask=piece.tiles, dst=Walk(piece.row, [1], [piece.rows]))
+        offset = 0
+        for piece, _ in self.wide.parts:
+            size = piece.rows * ROW_BYTES
+            blocks.infeed_parameters(b, offset, size, piece.tiles, LANES)
+            offset += size
+        b.epilogue()
+        return b.finish()
+
+    @cached_property
+    def execution(self) -> Program:
+        """Program that runs the network once, on ``batch`` images."""
+        plan, names = self.plan, self.plan.network.outputs
+        x = input_layer(plan, self.batch)
+        outputs = tuple(output_layer(plan, name, self.batch) for name in names)
+        b = Builder(V14)
+        receive_input(b, plan, x.size_bytes)
+        exchanged: set[str] = set()
+        for stage in plan.stages:
+            self._stage(b, stage, exchanged)
+        b.barrier()
+        for name in names:
+            send_output(b, plan, name, self.batch)
+        b.epilogue()
+        stream = b.finish()
+        words = len(stream.data) // 16
+        if words > MAX_WORDS:
+            raise ShapeError(f"network {self.network.name!r}: {words} instruction words, the limit is {MAX_WORDS}")
+        return Program(
+            Kind.EXECUTION_ONLY,
+            (stream,),
+            (
+                InstructionHint(),
+                DmaHint(Base.INPUT, 0, x.size_bytes, x.name),
+                *(DmaHint(Base.OUTPUT, 0, layer.size_bytes, layer.name, out=True) for layer in outputs),
+                InterruptHint(),
+            ),
+            inputs=(x,),
+            outputs=outputs,
+            token=RESIDENT_TOKEN,
+            name=self.network.name,
+            narrow_bytes_per_tile=plan.narrow_bytes,
+        )
+
+    def _stage(self, b: Builder, stage: Stage, exchanged: set[str]) -> None:
+        plan, wide = self.plan, self.wide
+        if isinstance(stage, Concatenate):
+            return
+        if isinstance(stage, Dense) and stage.output in plan.spread:
+            b.barrier()
+            if not plan.vector_input or stage.inputs[0] != plan.network.input:
+                vectors.gather(b, plan, stage)
+            vectors.dense(b, plan, wide.products[stage.output], stage, wide.spread_rows[stage.output])
+            return
+        new = [name for name in stage.inputs if plan.needs_exchange(stage, name) and plan.roots[name][0] not in exchanged]
+        first = plan.network.input in stage.inputs
+        if isinstance(stage, Conv) or new or first:
+            b.barrier()
+        if isinstance(stage, Conv):
+            p, fifo, pieces = wide.products[stage.output], wide.fifos[stage.output], wide.pieces[stage.output]
+            tiles = plan.mask(plan.active(stage.output))
+            emit.receive_weights(b, p, fifo, tiles)
+        for name in new:
+            root = plan.roots[name][0]
+            windows.exchange(b, plan, root, plan.border_value(root))
+            exchanged.add(root)
+        if isinstance(stage, Conv):
+            for x, mask in emit.placed(plan, stage, stage.inputs[0]).items():
+                emit.product_op(b, p, stage, plan, fifo, x, plan.own(stage.output), mask)
+            emit.broadcast(b, p, pieces, tiles)
+        elif isinstance(stage, MaxPool):
+            windows.maximum(b, plan, stage)
+        elif isinstance(stage, AveragePool):
+            emit.average(b, plan, wide, stage)
+        elif isinstance(stage, Add):
+            emit.add(b, plan, wide, stage)
+        elif isinstance(stage, Requantise):
+            emit.requantise(b, plan, wide, stage)
+        else:
+            raise CodegenError(f"stage {stage.output!r}: {type(stage).__name__} has no generator")
+
+    def pack(self, x: np.ndarray) -> bytes:
+        """Input bytes of images uint8 [n, y, x, c], n up to ``batch``; missing ones are zero points."""
+        t = self.plan.tensors[self.plan.network.input]
+        images = np.full((images_in(self.plan), t.size), t.zero_point, np.uint8)
+        if x.dtype != np.uint8 or x.ndim < 1 or len(x) > self.batch or x[:1].size != t.size:
+            raise ShapeError(f"input is {x.dtype} {x.shape}, needed are up to {self.batch} images of {t.size} uint8")
+        images[: len(x)] = x.reshape(len(x), -1)
+        raw = images.tobytes()
+        return raw + bytes(-len(raw) % 8)
+
+
+__all__ = ["NetworkProgram"]

@@ -1,0 +1,120 @@
+"""Dense layers over all tiles: every tile gets the whole input and computes its share. Source: docs/network.md, Vectors."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from coral import isa
+from coral.codegen import blocks
+from coral.codegen.builder import Builder
+from coral.codegen.machine import (
+    ALL_TILES,
+    GROUP,
+    ROW_BYTES,
+    ROW_UNITS,
+    TILES,
+    WORD_BYTES,
+    ceil_div,
+    mask_of,
+    round_up,
+)
+from coral.codegen.network.emit import output_stage, own_levels
+from coral.codegen.network.graph import Dense
+from coral.codegen.network.plan import FIXED_ROW, Plan, gathered, gathered_bytes, gathered_tiles
+from coral.codegen.network.products import Product
+from coral.isa import TileCounter, Wait, Walk
+
+
+def gather(b: Builder, plan: Plan, stage: Dense) -> None:
+    """All tiles' own parts of a tensor to every tile, one behind the other."""
+    (name,) = stage.inputs
+    senders, size = gathered_tiles(plan, name), gathered_bytes(plan, name)
+    packets = ceil_div(size, ROW_BYTES)
+    arrivals, fifo = FIXED_ROW - packets * len(senders), FIXED_ROW - packets * (len(senders) + 1)
+    target = plan.own(gathered(stage)) // WORD_BYTES
+    first = b.count(TileCounter.RING_READ_A, ALL_TILES) + 1
+    b.emit(
+        isa.W2n,
+        tile_mask=ALL_TILES,
+        src=Walk(arrivals, [1], [packets * len(senders)]),
+        dst=Walk(target, [1, size // WORD_BYTES], [size // WORD_BYTES, len(senders)]),
+        sig_dst=0,
+        waits=[Wait(TileCounter.RING_READ_A, first, level=0)],
+        unpack_level=1,
+    )
+    b.emit(isa.RingRecv0, tile_mask=ALL_TILES, dst=Walk(arrivals, [1], [packets * len(senders)]), sig_dst=0)
+    nest = own_levels(plan, name)
+    tiles = mask_of(senders)
+    ready = b.count(TileCounter.NARROW_TO_WIDE, tiles) + 1
+    b.emit(
+        isa.N2w,
+        tile_mask=tiles,
+        src=Walk(plan.own(name) // WORD_BYTES, [s // WORD_BYTES or 1 for s, _ in nest], [n for _, n in nest]),
+        dst=Walk(fifo, [1], [packets]),
+        sig_dst=1,
+        pack_level=len(nest),
+    )
+    for tile in senders:
+        b.emit(
+            isa.RingSend,
+            tile_mask=1 << tile,
+            src=Walk(fifo, [1], [packets]),
+            sig_ring=1,
+            waits=[
+                Wait(TileCounter.RING_PRODUCER_A, b.count(TileCounter.RING_PRODUCER_A, 1 << tile), level=1),
+                Wait(TileCounter.NARROW_TO_WIDE, ready, level=1),
+            ],
+            dest_mask=ALL_TILES,
+        )
+    b.drain()
+
+
+def dense(b: Builder, plan: Plan, p: Product, stage: Dense, row: int) -> None:
+    """A tile's share of the outputs, with weights that stay on it, from wide row ``row`` on."""
+    per_tile = plan.spread[stage.output]
+    rows_per_group = p.header + p.steps
+    outputs = plan.tensors[stage.output].c
+    from_host = stage.inputs[0] == plan.network.input
+    x = plan.own(stage.inputs[0] if from_host else gathered(stage))
+
+    def share(tile: int) -> tuple[int, int]:
+        mine = min(outputs - GROUP * per_tile * tile, GROUP * per_tile)
+        groups = ceil_div(mine, GROUP)
+        return groups, round_up(mine - GROUP * (groups - 1), WORD_BYTES)
+
+    used = range(ceil_div(outputs, GROUP * per_tile))
+    for (groups, last), same in groupby(used, share):
+        tiles = mask_of(same)
+        first = b.count(TileCounter.WIDE_TO_SCALING, tiles) + 1
+        blocks.load_scaling(
+            b, tiles, row, groups, row_step=rows_per_group, scale=p.scale is not None, bias=True
+        )
+        columns = p.columns if groups > 1 else last
+        short = {"last_dim": 1, "last_cnt": last // WORD_BYTES - 1} if groups > 1 and last != columns else {}
+        loops = [p.steps, groups]
+        b.emit(
+            isa.Op,
+            tile_mask=tiles,
+            loops=loops,
+            inp=Walk(x, [WORD_BYTES, 0], loops),
+            out=Walk(
+                plan.own(stage.output), [WORD_BYTES, GROUP], [columns // WORD_BYTES, groups], **short
+            ),
+            par=Walk(ROW_UNITS * (row + p.header), [ROW_UNITS, ROW_UNITS * rows_per_group], loops),
+            psum=Walk(0, [0, 0], loops, slot_level=1, slot_stride=ROW_UNITS),
+            sig_av=1,
+            waits=[Wait(TileCounter.WIDE_TO_SCALING, first, level=1)],
+            acc_chain=1,
+            acc_init=1,
+            w_zp=stage.w_zp,
+            mult=float(stage.mult) if p.scale is None else 1.0,
+            group_loop=1,
+            reduce_mask=1,
+            bias_en=1,
+            scale_en=int(p.scale is not None),
+            out_ch=columns - 1,
+            out_ch_last=last - 1,
+            **output_stage(plan, stage),
+        )
+
+

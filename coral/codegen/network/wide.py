@@ -1,0 +1,196 @@
+"""Wide memory: parameters from the bottom, FIFOs from the top. Source: docs/network.md, section Wide memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from coral.codegen.errors import ShapeError
+from coral.codegen.machine import ALL_TILES, GROUP, ROW_BYTES, TILES, WIDE_ROWS, WORD_BYTES, ceil_div
+from coral.codegen.network.graph import Add, AveragePool, Conv, Requantise
+from coral.codegen.network.plan import FIXED_ROW, Plan, gather_rows, pool_rows
+from coral.codegen.network.products import Level, Product, product_of
+
+PIECE_ROWS = 300
+"""Weights of a layer longer than this are cut into pieces on several tiles."""
+
+@dataclass(frozen=True)
+class Piece:
+    """``rows`` rows of the parameters, from row ``first`` of a layer's, at ``row`` of the tiles of a mask."""
+
+    tiles: int
+    row: int
+    first: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Fifo:
+    """Weights on their way: fills of ``inner`` steps, ``slots`` of them, headers and partial sums below."""
+
+    inner: tuple[Level, ...]
+    outer: tuple[Level, ...]
+    slots: int
+    header: int
+    sums: int
+
+    @property
+    def fill(self) -> int:
+        """Rows of one fill."""
+        return prod(n for _, n in self.inner)
+
+    @property
+    def fills(self) -> int:
+        """Fills per group."""
+        return prod(n for _, n in self.outer)
+
+    @property
+    def row(self) -> int:
+        """First row of the weights."""
+        return WIDE_ROWS - self.slots * self.fill
+
+    @property
+    def header_row(self) -> int:
+        """First header row."""
+        return self.row - self.slots * self.header
+
+    @property
+    def sums_row(self) -> int:
+        """First row of partial sums; the lowest in use."""
+        return self.header_row - self.sums
+
+
+class Wide:
+    """Places of all parameters of a network and the rows it overwrites.
+
+    ``base_rows``: first free row on every tile. ``top``: no FIFO may reach below this row if that can be avoided.
+    """
+
+    def __init__(self, plan: Plan, base_rows: tuple[int, ...] = (0,) * TILES, top: int = 0) -> None:
+        self.plan = plan
+        self.products = {s.output: product_of(plan, s) for s in plan.stages if isinstance(s, Conv)}
+        self.parts: list[tuple[Piece, np.ndarray]] = []
+        self.common = max(base_rows)
+        self.constants: dict[bytes, int] = {}
+        self._add_constants()
+        self.spread_rows = {name: self._add_spread(p) for name, p in self.products.items() if name in plan.spread}
+        self.pieces = self._place([max(row, self.common if self.parts else row) for row in base_rows])
+        self.used = max(piece.row + piece.rows for piece, _ in self.parts) if self.parts else 0
+        self.fifos = {
+            name: self._fifo(name, p, max(self.used, top)) for name, p in self.products.items() if name not in plan.spread
+        }
+        scratch = max([0, *gather_rows(plan), *pool_rows(plan)])
+        self.floor = min([FIXED_ROW - scratch, *(f.sums_row for f in self.fifos.values())])
+        if self.floor < self.used:
+            raise ShapeError(
+                f"network {plan.network.name!r}: parameters end at row {self.used}, but rows from {self.floor} on are "
+                f"overwritten at every call"
+            )
+
+    @property
+    def blob(self) -> bytes:
+        """All parameters, piece by piece."""
+        return b"".join(rows.tobytes() for _, rows in self.parts)
+
+    # constants on every tile
+
+    def _add_constants(self) -> None:
+        for stage in self.plan.stages:
+            if isinstance(stage, Add):
+                self._constant(add_rows(stage))
+            elif isinstance(stage, Requantise | AveragePool):
+                self._constant(identity_rows())
+
+    def _constant(self, rows: np.ndarray) -> int:
+        key = rows.tobytes()
+        if key not in self.constants:
+            self.constants[key] = self.common
+            self.parts.append((Piece(ALL_TILES, self.common, 0, len(rows)), rows))
+            self.common += len(rows)
+        return self.constants[key]
+
+    def constant(self, rows: np.ndarray) -> int:
+        """First row of constants that every tile holds."""
+        return self.constants[rows.tobytes()]
+
+    def _add_spread(self, product: Product) -> int:
+        """A dense layer over all tiles, from the same row on each."""
+        row, per_group = self.common, product.header + product.steps
+        rows = product.rows()
+        groups = ceil_div(product.groups, TILES)
+        for t in range(ceil_div(product.groups, groups)):
+            mine = rows[t * groups * per_group : (t + 1) * groups * per_group]
+            self.parts.append((Piece(1 << t, row, 0, len(mine)), mine))
+        self.common += groups * per_group
+        return row
+
+    # broadcast weights, each row on one tile
+
+    def _place(self, fill: list[int]) -> dict[str, list[Piece]]:
+        rows = {name: p.rows() for name, p in self.products.items() if name not in self.plan.spread}
+        pieces: dict[str, list[Piece]] = {name: [] for name in rows}
+        cuts = []
+        for name, data in rows.items():
+            count = 1 if self.products[name].relay else ceil_div(len(data), PIECE_ROWS)
+            edges = [len(data) * k // count for k in range(count + 1)]
+            cuts += [(b - a, name, a) for a, b in zip(edges, edges[1:], strict=False)]
+        for size, name, first in sorted(cuts, key=lambda cut: -cut[0]):
+            tile = min(range(TILES), key=lambda t: (fill[t], t))
+            piece = Piece(1 << tile, fill[tile], first, size)
+            fill[tile] += size
+            pieces[name].append(piece)
+            if fill[tile] > FIXED_ROW:
+                total = sum(len(data) for data in rows.values())
+                raise ShapeError(
+                    f"network {self.plan.network.name!r}: {total} rows of weights do not fit, tile {tile} would need "
+                    f"{fill[tile]} of {FIXED_ROW} rows"
+                )
+            self.parts.append((piece, rows[name][first : first + size]))
+        return {name: sorted(parts, key=lambda piece: piece.first) for name, parts in pieces.items()}
+
+    def _fifo(self, name: str, p: Product, used: int) -> Fifo:
+        """The simplest schedule that fits above the parameters: two whole groups, chunks with partial sums, one group."""
+        room = WIDE_ROWS - used
+        if 2 * (p.steps + p.header) <= room:
+            return Fifo(p.reduce, (), 2, p.header, 0)
+        sums = p.count if p.count > 1 else 0
+        limit = (room - sums) // 2 - p.header
+        if limit >= 1:
+            inner, outer = p.chunked(limit)
+            return Fifo(inner, outer, 2, p.header, sums)
+        if p.steps + p.header <= room:
+            return Fifo(p.reduce, (), 1, p.header, 0)
+        raise ShapeError(
+            f"layer {name!r}: {p.steps} weight rows per group and {p.count} partial sums do not fit the {room} rows above "
+            f"the parameters"
+        )
+
+
+def identity_rows() -> np.ndarray:
+    """One row: column c passes on byte c of a word. uint8 [1, 256]."""
+    row = np.zeros((1, ROW_BYTES), np.uint8)
+    row[0, [5 * c for c in range(WORD_BYTES)]] = 1
+    return row
+
+
+def add_rows(stage: Add) -> np.ndarray:
+    """Four rows of 16-bit weights: low and high half of operand 1, then of operand 2; uint8 [4, 256].
+
+    A negative second weight is stored plus its size, which ``add_zero`` takes off again.
+    """
+    w1, w2 = stage.weights
+    zero = add_zero(stage)
+    rows = np.full((4, GROUP, 2), zero, "<u2")
+    for operand, w in enumerate((w1, w2)):
+        for half in (0, 1):
+            for k in (0, 1):
+                rows[2 * operand + half, 2 * half + k, k] = w + zero
+    rows[:, WORD_BYTES:] = 0
+    return rows.view(np.uint8).reshape(4, ROW_BYTES)
+
+
+def add_zero(stage: Add) -> int:
+    """Weight zero point of an ADD or SUB."""
+    return max(0, -min(stage.weights))
