@@ -12,6 +12,7 @@ from coral.driver.errors import (
     DriverError,
     InputError,
     LibusbMissing,
+    NoAnswer,
     NoFirmware,
     NoStick,
     PermissionDenied,
@@ -31,7 +32,7 @@ from coral.driver.transport import Buffer, Bus, Clock, Transfer, UsbDevice, UsbH
 __all__ = [
     "CLOCKS", "CLOCK_HZ", "UDEV_FILE", "UDEV_RULE", "BadFirmware", "BringUpFailed", "Buffer", "Bus", "Call", "Canary",
     "ChipFault", "Clock", "Counters", "DfuFailed", "DriverError", "FoundStick", "InputError", "LibusbMissing",
-    "NoFirmware", "NoStick", "PermissionDenied", "Prepared", "Stick", "StickBusy", "StickGone", "StickHung",
+    "NoAnswer", "NoFirmware", "NoStick", "PermissionDenied", "Prepared", "Stick", "StickBusy", "StickGone", "StickHung",
     "StickLock", "Transfer", "TransferFailed", "UsbDevice", "UsbHandle", "clock_name", "find", "list_sticks",
     "open_stick", "prepare",
 ]

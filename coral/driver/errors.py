@@ -84,6 +84,10 @@ class TransferFailed(DriverError):
     """A USB transfer ended other than it should; the stick is re-opened before the next call."""
 
 
+class NoAnswer(TransferFailed):
+    """A control request was not answered in time."""
+
+
 class StickGone(TransferFailed):
     """The stick left the bus."""
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from coral.driver.errors import StickGone, TransferFailed
+from coral.driver.errors import NoAnswer, StickGone, TransferFailed
 from coral.driver.transport import Buffer, Clock, Transfer, UsbHandle
 
 CONTROL_TRIES = 3
@@ -98,5 +98,5 @@ class Link:
                 raise StickGone(f"the stick left the bus during {request}; plug it in again")
             if status == "pending":
                 self.abandon([transfer])
-                raise TransferFailed(f"{request} was not answered within {timeout_s:g} s")
+                raise NoAnswer(f"{request} was not answered within {timeout_s:g} s")
         raise TransferFailed(f"{request} ended with {status!r} {CONTROL_TRIES} times")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from coral.driver import dfu, firmware
 from coral.driver.bringup import bring_up, shut_down
 from coral.driver.discovery import CLAIM_PATIENCE_S, await_stick, identity, open_and_claim
-from coral.driver.errors import DFU_ID, DfuFailed, NoFirmware, StickGone, StickHung, TransferFailed
+from coral.driver.errors import DFU_ID, DfuFailed, NoAnswer, NoFirmware, StickHung, TransferFailed
 from coral.driver.link import Counters, Link
 from coral.driver.pipes import Pipes
 from coral.driver.registers import Registers
@@ -102,7 +102,7 @@ class Session:
                 )
 
     def status(self) -> dict[str, int]:
-        """Registers that tell what the chip is doing; raises StickGone, or StickHung when the stick does not answer."""
+        """Registers that tell what the chip is doing; raises TransferFailed, StickHung when the stick does not answer."""
         self._probe()
         return {name: self.registers.read(name) for name in STATUS_REGISTERS}
 
@@ -140,7 +140,5 @@ class Session:
     def _probe(self) -> None:
         try:
             self.registers.read("scu_ctrl_0", timeout_s=PROBE_TIMEOUT_S)
-        except StickGone:
-            raise
-        except TransferFailed as error:
+        except NoAnswer as error:
             raise StickHung(f"the stick at {self.path} does not answer: {error}; {REPLUG}") from error

@@ -24,8 +24,8 @@ from coral.package.program import Kind, Program
 STALL_TIMEOUT_S = 2.0
 RECOVERY_S = 5.0
 REOPENINGS = 2
-RETURN_S, AFTER_RESET_S = 1.0, 1.2
-"""How long a stick that has left is waited for; pause after a port reset."""
+RETURN_S, PAUSE_S, AFTER_RESET_S = 1.0, 0.5, 1.2
+"""How long a stick that has left is waited for; pauses after a failed opening and a port reset."""
 PREPARED_PROGRAMS = 64
 
 
@@ -317,8 +317,10 @@ class Stick:
         except StickHung:
             self.counters.faults["hung"] += 1
             return StickHung(f"{error}; control requests are not answered any more: {REPLUG}")
-        except TransferFailed as worse:
-            return worse
+        except StickGone as gone:
+            return gone
+        except TransferFailed as second:
+            values = str(second)
         return TransferFailed(f"{error} (registers: {values}); the stick is re-opened before the next call")
 
     def _trust(self) -> None:
@@ -353,6 +355,8 @@ class Stick:
                 error = failure
                 if isinstance(failure, StickHung):
                     with_reset = [reset for reset in with_reset if reset]
+                else:
+                    self._time.sleep(PAUSE_S)
                 continue
             self._session.link.until = math.inf
             self.counters.recoveries += 1

@@ -205,6 +205,11 @@ class UsbfsServer:
         """What a client has to be started with."""
         return {"LD_PRELOAD": self.library, "UMOCKDEV_DIR": str(self.root)}
 
+    @property
+    def connections(self) -> int:
+        """Devices that clients have open."""
+        return sum(len(node.connections) for node in [*self._nodes.values(), *self._left])
+
     def close(self) -> None:
         """Unplugs everything. Clients that have a device open are told so and served until they close it: the preload
         library ends a process whose connection breaks."""
