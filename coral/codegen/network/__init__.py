@@ -1,0 +1,44 @@
+"""Whole networks as one pair of programs, in a regular form of our own. Source: docs/network.md."""
+
+from coral.codegen.network.graph import (
+    POINT,
+    Add,
+    AveragePool,
+    Concatenate,
+    Conv,
+    Dense,
+    Depthwise,
+    MaxPool,
+    Multiply,
+    Network,
+    Requantise,
+    Stage,
+    Tensor,
+    Window,
+    same,
+)
+from coral.codegen.network.matmul import Matmul, matmul
+from coral.codegen.network.program import NetworkProgram
+from coral.codegen.network.tiling import Grid
+
+__all__ = [
+    "POINT",
+    "Add",
+    "AveragePool",
+    "Concatenate",
+    "Conv",
+    "Dense",
+    "Depthwise",
+    "Grid",
+    "Matmul",
+    "MaxPool",
+    "Multiply",
+    "Network",
+    "NetworkProgram",
+    "Requantise",
+    "Stage",
+    "Tensor",
+    "Window",
+    "matmul",
+    "same",
+]

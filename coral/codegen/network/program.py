@@ -26,7 +26,7 @@ from coral.codegen.network.graph import (
 )
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.tiling import Grid
-from coral.codegen.network.wide import Wide
+from coral.codegen.network.wide import PIECE_ROWS, Wide
 from coral import isa
 from coral.isa import Walk
 from coral.package.program import Base, Bitstream, DmaHint, InstructionHint, InterruptHint, Kind, Program
@@ -50,14 +50,15 @@ class NetworkProgram:
         *,
         batch: int = 1,
         grid: Grid | None = None,
-        base_rows: tuple[int, ...] = (0,) * TILES,
+        base_rows: tuple[int | None, ...] = (0,) * TILES,
         top: int = 0,
+        piece_rows: int = PIECE_ROWS,
     ) -> None:
         if not 1 <= batch <= MAX_BATCH:
             raise ShapeError(f"network {network.name!r}: batch {batch}, allowed are 1..{MAX_BATCH}")
         self.batch = batch
         self.plan = self._plan(network, batch, grid)
-        self.wide = Wide(self.plan, base_rows, top)
+        self.wide = Wide(self.plan, base_rows, top, piece_rows)
         self.network = network
 
     @staticmethod

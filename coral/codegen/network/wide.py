@@ -65,21 +65,29 @@ class Fifo:
 class Wide:
     """Places of all parameters of a network and the rows it overwrites.
 
-    ``base_rows``: first free row on every tile. ``top``: no FIFO may reach below this row if that can be avoided.
+    ``base_rows``: first free row on every tile, None where no weights may lie. ``top``: no FIFO reaches below this row
+    if that can be avoided. Layers of more than ``piece_rows`` rows are cut.
     """
 
-    def __init__(self, plan: Plan, base_rows: tuple[int, ...] = (0,) * TILES, top: int = 0) -> None:
-        self.plan = plan
+    def __init__(
+        self,
+        plan: Plan,
+        base_rows: tuple[int | None, ...] = (0,) * TILES,
+        top: int = 0,
+        piece_rows: int = PIECE_ROWS,
+    ) -> None:
+        self.plan, self.piece_rows = plan, piece_rows
         self.products = {s.output: product_of(plan, s) for s in plan.stages if isinstance(s, Conv)}
         self.parts: list[tuple[Piece, np.ndarray]] = []
-        self.common = max(base_rows)
+        self.common = max(row for row in base_rows if row is not None)
         self.constants: dict[bytes, int] = {}
         self._add_constants()
         self.spread_rows = {name: self._add_spread(p) for name, p in self.products.items() if name in plan.spread}
-        self.pieces = self._place([max(row, self.common if self.parts else row) for row in base_rows])
+        lowest = self.common if self.parts else 0
+        self.pieces = self._place({t: max(row, lowest) for t, row in enumerate(base_rows) if row is not None})
         self.used = max(piece.row + piece.rows for piece, _ in self.parts) if self.parts else 0
         self.fifos = {
-            name: self._fifo(name, p, max(self.used, top)) for name, p in self.products.items() if name not in plan.spread
+            name: self._fifo(name, p, top) for name, p in self.products.items() if name not in plan.spread
         }
         scratch = max([0, *gather_rows(plan), *pool_rows(plan)])
         self.floor = min([FIXED_ROW - scratch, *(f.sums_row for f in self.fifos.values())])
@@ -128,16 +136,16 @@ class Wide:
 
     # broadcast weights, each row on one tile
 
-    def _place(self, fill: list[int]) -> dict[str, list[Piece]]:
+    def _place(self, fill: dict[int, int]) -> dict[str, list[Piece]]:
         rows = {name: p.rows() for name, p in self.products.items() if name not in self.plan.spread}
         pieces: dict[str, list[Piece]] = {name: [] for name in rows}
         cuts = []
         for name, data in rows.items():
-            count = 1 if self.products[name].relay else ceil_div(len(data), PIECE_ROWS)
+            count = 1 if self.products[name].relay else ceil_div(len(data), self.piece_rows)
             edges = [len(data) * k // count for k in range(count + 1)]
             cuts += [(b - a, name, a) for a, b in zip(edges, edges[1:], strict=False)]
         for size, name, first in sorted(cuts, key=lambda cut: -cut[0]):
-            tile = min(range(TILES), key=lambda t: (fill[t], t))
+            tile = min(fill, key=lambda t: (fill[t], t))
             piece = Piece(1 << tile, fill[tile], first, size)
             fill[tile] += size
             pieces[name].append(piece)
@@ -150,21 +158,21 @@ class Wide:
             self.parts.append((piece, rows[name][first : first + size]))
         return {name: sorted(parts, key=lambda piece: piece.first) for name, parts in pieces.items()}
 
-    def _fifo(self, name: str, p: Product, used: int) -> Fifo:
-        """The simplest schedule that fits above the parameters: two whole groups, chunks with partial sums, one group."""
-        room = WIDE_ROWS - used
-        if 2 * (p.steps + p.header) <= room:
-            return Fifo(p.reduce, (), 2, p.header, 0)
-        sums = p.count if p.count > 1 else 0
-        limit = (room - sums) // 2 - p.header
-        if limit >= 1:
-            inner, outer = p.chunked(limit)
-            return Fifo(inner, outer, 2, p.header, sums)
-        if p.steps + p.header <= room:
-            return Fifo(p.reduce, (), 1, p.header, 0)
+    def _fifo(self, name: str, p: Product, top: int) -> Fifo:
+        """The simplest schedule that fits: two whole groups, else chunks with partial sums, else one group."""
+        for room in (WIDE_ROWS - max(self.used, top), WIDE_ROWS - self.used):
+            if 2 * (p.steps + p.header) <= room:
+                return Fifo(p.reduce, (), 2, p.header, 0)
+            sums = p.count if p.count > 1 else 0
+            limit = (room - sums) // 2 - p.header
+            if limit >= 1:
+                inner, outer = p.chunked(limit)
+                return Fifo(inner, outer, 2, p.header, sums)
+            if p.steps + p.header <= room:
+                return Fifo(p.reduce, (), 1, p.header, 0)
         raise ShapeError(
-            f"layer {name!r}: {p.steps} weight rows per group and {p.count} partial sums do not fit the {room} rows above "
-            f"the parameters"
+            f"layer {name!r}: {p.steps} weight rows per group and {p.count} partial sums do not fit the "
+            f"{WIDE_ROWS - self.used} rows above the parameters"
         )
 
 

@@ -1,0 +1,148 @@
+"""Random networks and their runs on the simulated chip."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coral.chip import Chip, ChipState
+from coral.codegen import network as nw
+from coral.package.program import Program
+from coral.package.tensors import unpack_output
+
+from codegen.network.reference import run_network
+
+
+def run(chip: Chip, program: Program, data: bytes = b"") -> bytes:
+    """One run as a host would do it; the outputs, one behind the other."""
+    chip.feed(0, program.bitstreams[0].data)
+    if data:
+        chip.feed(1, data)
+    if program.parameters:
+        chip.feed(2, program.parameters)
+    assert chip.run() is ChipState.FINISHED
+    assert chip.interrupts.popleft() == 0
+    result = b"".join(chip.outputs)
+    chip.outputs.clear()
+    return result
+
+
+def outputs(p: nw.NetworkProgram, raw: bytes) -> dict[str, np.ndarray]:
+    """Every output [batch, y, x, c] of a call."""
+    found, at = {}, 0
+    for layer in p.execution.outputs:
+        t = p.network.tensors[layer.name]
+        found[layer.name] = unpack_output(layer, raw[at : at + layer.size_bytes]).reshape(p.batch, t.y, t.x, t.c)
+        at += layer.size_bytes
+    return found
+
+
+def check(p: nw.NetworkProgram, images: np.ndarray, seed: int | None = None, chip: Chip | None = None) -> Chip:
+    """Loads and runs a program on a chip; every byte of every output as the reference has it."""
+    chip = chip or Chip(seed=seed)
+    p.execution.check()
+    run(chip, p.caching())
+    got = outputs(p, run(chip, p.execution, p.pack(images)))
+    for i, image in enumerate(images):
+        t = p.network.tensors[p.network.input]
+        expected = run_network(p.network, image.reshape(t.y, t.x, t.c))
+        for name in p.network.outputs:
+            np.testing.assert_array_equal(got[name][i], expected[name], err_msg=f"{name}, image {i}")
+    return chip
+
+
+class Maker:
+    """Grows a network with random weights, stage by stage; ``ties``: multipliers of a power of two."""
+
+    def __init__(self, seed: int, y: int, x: int, c: int, *, ties: bool = False, per_channel: bool = False) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.ties, self.per_channel = ties, per_channel
+        first = nw.Tensor("x", y, x, c, self.zero())
+        self.tensors, self.stages, self.last = {"x": first}, [], "x"
+
+    def zero(self) -> int:
+        return int(self.rng.choice([0, 128, 255, self.rng.integers(0, 256)]))
+
+    def tensor(self, y: int, x: int, c: int, zero: int | None = None) -> str:
+        name = f"t{len(self.tensors)}"
+        self.tensors[name] = nw.Tensor(name, y, x, c, self.zero() if zero is None else zero)
+        return name
+
+    def clamps(self, name: str) -> tuple[float, float]:
+        zero = self.tensors[name].zero_point
+        if self.rng.integers(3) == 0:
+            return float(np.float32(0.0)), float(255 - zero)
+        return float(-zero), float(255 - zero)
+
+    def size(self, window: nw.Window | str, kernel: tuple[int, int], stride: tuple[int, int], source: str) -> tuple:
+        t = self.tensors[source]
+        if window == "same":
+            return nw.same((t.y, t.x), kernel, stride), -(-t.y // stride[0]), -(-t.x // stride[1])
+        y, x = ((n - k) // s + 1 for n, k, s in zip((t.y, t.x), kernel, stride, strict=True))
+        return nw.Window(kernel, stride), y, x
+
+    def mult(self, n: int, taps: int):
+        if self.ties:
+            return 0.5 ** int(self.rng.integers(8, 12))
+        values = (self.rng.uniform(0.5, 1.5, n) / (80 * 80 * np.sqrt(taps))).astype(np.float32)
+        return values if self.per_channel else float(values[0])
+
+    def layer(self, cls, n: int, kernel=(1, 1), stride=(1, 1), pad="same", source: str | None = None) -> str:
+        """A convolution (``n`` outputs) or depthwise layer."""
+        source = source or self.last
+        c = self.tensors[source].c
+        window, y, x = self.size(pad, kernel, stride, source)
+        name = self.tensor(y, x, n)
+        shape = (*kernel, c) if cls is nw.Depthwise else (n, *kernel, c)
+        taps = kernel[0] * kernel[1] * (1 if cls is nw.Depthwise else c)
+        self._weights(cls, source, name, shape, taps, window)
+        return name
+
+    def dense(self, n: int) -> str:
+        t = self.tensors[self.last]
+        name = self.tensor(1, 1, n)
+        self._weights(nw.Dense, self.last, name, (n, t.size), t.size, nw.POINT)
+        return name
+
+    def _weights(self, cls, source: str, name: str, shape: tuple, taps: int, window: nw.Window) -> None:
+        w_zp = self.zero()
+        weights = np.clip(w_zp + self.rng.integers(-80, 81, shape), 0, 255).astype(np.uint8)
+        n = self.tensors[name].c
+        bias = self.rng.integers(-2000, 2000, n).astype(np.int32) if self.rng.integers(4) else None
+        mult = self.mult(n, taps)
+        self.stages.append(cls((source,), name, self.clamps(name), weights, bias, w_zp, mult, window))
+        self.last = name
+
+    def pool(self, cls, kernel, stride, pad="valid") -> str:
+        t = self.tensors[self.last]
+        window, y, x = self.size(pad, kernel, stride, self.last)
+        name = self.tensor(y, x, t.c, t.zero_point if cls is nw.MaxPool else None)
+        extra = {"mult": float(np.float32(1 / (kernel[0] * kernel[1])))} if cls is nw.AveragePool else {}
+        self.stages.append(cls((self.last,), name, self.clamps(name), at=window, **extra))
+        self.last = name
+        return name
+
+    def add(self, a: str, b: str) -> str:
+        t = self.tensors[a]
+        name = self.tensor(t.y, t.x, t.c)
+        w = tuple(int(v) for v in self.rng.integers(1, 32768, 2))
+        if self.rng.integers(3) == 0:
+            w = (w[0], -w[1])
+        offset = -(w[0] * t.zero_point + w[1] * self.tensors[b].zero_point)
+        self.stages.append(nw.Add((a, b), name, self.clamps(name), w, offset, float(np.float32(0.7 / max(map(abs, w))))))
+        self.last = name
+        return name
+
+    def requantise(self, **fields) -> str:
+        t = self.tensors[self.last]
+        name = self.tensor(t.y, t.x, t.c)
+        fields = {"mult": float(np.float32(self.rng.uniform(0.3, 1.5))), **fields}
+        self.stages.append(nw.Requantise((self.last,), name, self.clamps(name), **fields))
+        self.last = name
+        return name
+
+    def network(self, *outputs: str) -> nw.Network:
+        return nw.Network("random", self.tensors, "x", tuple(self.stages), outputs or (self.last,))
+
+    def images(self, n: int) -> np.ndarray:
+        t = self.tensors["x"]
+        return self.rng.integers(0, 256, (n, t.y, t.x, t.c)).astype(np.uint8)

@@ -1,0 +1,61 @@
+"""What a network computes, stage by stage, from the graph alone: integers by numpy, output stage by coral.numerics."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coral import numerics
+from coral.codegen import network as nw
+
+
+def run_network(net: nw.Network, x: np.ndarray) -> dict[str, np.ndarray]:
+    """All tensors uint8 [y, x, c] for one image."""
+    values = {net.input: x}
+    for stage in net.stages:
+        values[stage.output] = _stage(net, stage, [values[name] for name in stage.inputs])
+    return values
+
+
+def _stage(net: nw.Network, stage: nw.Stage, xs: list[np.ndarray]) -> np.ndarray:
+    y, zero = net.tensors[stage.output], net.tensors[stage.inputs[0]].zero_point
+    if isinstance(stage, nw.Concatenate):
+        return np.concatenate(xs, axis=2)
+    mult, spline = getattr(stage, "mult", 1.0), None
+    x = xs[0].astype(np.int64) - zero
+    if isinstance(stage, nw.Dense):
+        acc = (stage.weights.astype(np.int64) - stage.w_zp) @ x.reshape(-1)
+    elif isinstance(stage, nw.Add):
+        w1, w2 = stage.weights
+        acc = w1 * xs[0].astype(np.int64) + w2 * xs[1].astype(np.int64) + stage.offset
+    elif isinstance(stage, nw.Multiply):
+        acc = x * (xs[1].astype(np.int64) - net.tensors[stage.inputs[1]].zero_point)
+    elif isinstance(stage, nw.Requantise):
+        acc, spline = x + stage.offset, stage.spline
+    else:
+        taps = _windows(x, stage.window, (y.y, y.x), -(10**6) if isinstance(stage, nw.MaxPool) else 0)
+        if isinstance(stage, nw.MaxPool):
+            acc = taps.max(axis=2)
+        elif isinstance(stage, nw.AveragePool):
+            acc = taps.sum(axis=2)
+        elif isinstance(stage, nw.Depthwise):
+            acc = (taps * (stage.weights.astype(np.int64) - stage.w_zp).reshape(-1, y.c)).sum(axis=2)
+        else:
+            w = stage.weights.astype(np.int64).reshape(y.c, -1) - stage.w_zp
+            flat = taps.reshape(y.y * y.x, -1).astype(np.float64)
+            acc = (flat @ w.T.astype(np.float64)).astype(np.int64)
+    if isinstance(stage, nw.Conv) and stage.bias is not None:
+        acc = acc.reshape(-1, y.c) + stage.bias
+    codes = numerics.requantise(acc.astype(np.int32), mult, *stage.clamps, y.zero_point, nlu=spline)
+    return codes.reshape(y.y, y.x, y.c)
+
+
+def _windows(x: np.ndarray, w: nw.Window, size: tuple[int, int], pad: int) -> np.ndarray:
+    """[y, x, taps, c]"""
+    (kh, kw), (sy, sx) = w.kernel, w.stride
+    reach = [(n - 1) * s + k for n, s, k in zip(size, w.stride, w.kernel, strict=True)]
+    extra = [(p, max(r - p - n, 0)) for p, r, n in zip(w.pad, reach, x.shape[:2], strict=True)]
+    x = np.pad(x, [*extra, (0, 0)], constant_values=pad)
+    taps = [
+        x[i : i + sy * (size[0] - 1) + 1 : sy, j : j + sx * (size[1] - 1) + 1 : sx] for i in range(kh) for j in range(kw)
+    ]
+    return np.stack(taps, axis=2)
