@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -28,6 +28,11 @@ isa_app = typer.Typer(help="The instruction set.", no_args_is_help=True)
 app.add_typer(isa_app, name="isa")
 firmware_app = typer.Typer(help="The stick's firmware.", invoke_without_command=True)
 app.add_typer(firmware_app, name="firmware")
+
+bench_app = typer.Typer(help="Measurements.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+stick_app = typer.Typer(help="Simulated sticks for other programs.", no_args_is_help=True)
+app.add_typer(stick_app, name="stick")
 
 InputFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, show_default=False)]
 InputPaths = Annotated[list[Path], typer.Argument(exists=True, readable=True, show_default=False)]
@@ -92,6 +97,76 @@ def firmware_install(
     from coral.apps.firmware import install
 
     install(file, from_libedgetpu=from_libedgetpu, download=download)
+
+
+@app.command()
+def devices(as_json: AsJson = False) -> None:
+    """List the sticks on USB and the simulated ones."""
+    from coral.apps.devices import show
+
+    show(as_json)
+
+
+@app.command()
+def doctor(
+    as_json: AsJson = False,
+    write_udev: Annotated[str | None, typer.Option(metavar="PATH", help="Only write the udev rule (-: print).")] = None,
+) -> None:
+    """Check everything that tinycoral needs and say how to repair it.
+
+    Exit code 1 if something is missing that the simulated stick needs, too.
+    """
+    from coral.apps import doctor
+
+    if write_udev is not None:
+        doctor.write_udev(write_udev)
+    elif not doctor.doctor(as_json):
+        raise typer.Exit(1)
+
+
+@app.command()
+def selftest(
+    device: Annotated[Literal["usb", "sim"], typer.Option(help="A real stick or the simulated one.")] = "usb",
+    index: Annotated[int, typer.Option(min=0, help="Which stick.")] = 0,
+    report: Annotated[Path | None, typer.Option(dir_okay=False, help="File for the report.")] = None,
+    as_json: AsJson = False,
+    bold: Annotated[bool, typer.Option(help="Also steps that may make a stick hang until it is replugged.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="Only steps of this name, * allowed; may be repeated.")] = None,
+    list_steps: Annotated[bool, typer.Option("--list", help="Name the steps and do nothing.")] = False,
+) -> None:
+    """Test a stick from harmless to bold, and write a report. Exit code 1 if anything is not as assumed."""
+    from coral.apps.selftest import selftest
+
+    if not selftest(device, index, report, as_json, bold, only or [], list_steps):
+        raise typer.Exit(1)
+
+
+@bench_app.command("call")
+def bench_call(
+    as_json: AsJson = False,
+    calls: Annotated[int, typer.Option(min=1, help="Calls per transport.")] = 2000,
+    profile: Annotated[bool, typer.Option(help="Show where the time of in-process calls goes.")] = False,
+    over_libusb: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Measure what a call costs on the host, with a chip that answers at once."""
+    from coral.apps.bench import call
+
+    call(calls, as_json, profile, over_libusb)
+
+
+@stick_app.command("serve")
+def stick_serve(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND ...", show_default=False)],
+    sticks: Annotated[int, typer.Option(min=1, max=16, help="How many.")] = 1,
+    speed: Annotated[Literal["super", "high"], typer.Option(help="USB 3 or USB 2.")] = "super",
+    running: Annotated[bool, typer.Option(help="Found with their firmware running.")] = False,
+    mode: Annotated[Literal["wedge", "lenient"], typer.Option(help="After a mistake of the host.")] = "wedge",
+    log: Annotated[bool, typer.Option(help="Print what the sticks noted, at the end.")] = False,
+) -> None:
+    """Run COMMAND, whose libusb sees simulated sticks (Linux, needs umockdev). Exits with its exit code."""
+    from coral.apps.stick_serve import serve
+
+    raise typer.Exit(serve(command, sticks, speed, running, mode, log))
 
 
 @isa_app.command("check")
