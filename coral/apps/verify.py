@@ -1,0 +1,217 @@
+"""``coral verify``: what a compiled program computes, against the original graph layer by layer. Source: docs/run.md."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from coral import CoralError
+from coral.apps.debug import explain
+from coral.apps.direct import DirectChip
+from coral.apps.files import image_input
+from coral.apps.model import Array, ModelError, Port, Target
+from coral.chip import Chip, ChipError
+from coral.evaluate.compare import ChipPart, chip_part, difference
+from coral.package.program import Kind, Program
+from coral.package.tensors import pack_input, unpack_output
+from coral.package.tflite_file import read_edgetpu
+
+
+@dataclass
+class Compared:
+    """One output over all inputs; ``amounts`` counts values by how much they are off (actual - expected, not 0)."""
+
+    values: int = 0
+    amounts: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def differing(self) -> int:
+        """Values that differ."""
+        return sum(self.amounts.values())
+
+
+@dataclass
+class Report:
+    """What :func:`verify_pair` found. ``orders_differing`` are seeds whose output bytes were not those of the usual
+    order of units."""
+
+    model: str
+    device: str
+    inputs: int
+    outputs: dict[str, Compared]
+    orders: int = 0
+    orders_differing: list[int] = field(default_factory=list)
+    host_operators: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """No value differs."""
+        return not any(output.differing for output in self.outputs.values()) and not self.orders_differing
+
+
+class ProgramRunner:
+    """The chip part of a compiled file on a target: arrays by layer name in, arrays and raw bytes out."""
+
+    def __init__(self, programs: Sequence[Program], target: Target) -> None:
+        self.target = target
+        self.program = next(p for p in programs if p.kind is not Kind.PARAMETER_CACHING)
+        self.caching = next((p for p in programs if p.kind is Kind.PARAMETER_CACHING), None)
+
+    def raw(self, inputs: Mapping[str, Array]) -> dict[str, bytes]:
+        """Padded bytes of every output."""
+        packed = {
+            layer.name: pack_input(layer, inputs[layer.name].reshape(layer.y, layer.x, layer.z))
+            for layer in self.program.inputs
+        }
+        try:
+            if self.caching is not None:
+                self.target.ensure_cached(self.caching)
+            return self.target.run(self.program, packed)
+        except ChipError as error:
+            raise explain(error, self.program) from error
+
+    def arrays(self, raw: Mapping[str, bytes]) -> dict[str, Array]:
+        """Outputs as arrays [y, x, z]."""
+        return {layer.name: unpack_output(layer, raw[layer.name]) for layer in self.program.outputs}
+
+
+def verify_pair(
+    original: Path,
+    compiled: Path,
+    *,
+    n: int = 3,
+    seed: int = 0,
+    images: Sequence[Path] = (),
+    orders: int = 0,
+    device: Literal["sim", "usb", "direct"] = "sim",
+    advance: Any = lambda: None,
+) -> Report:
+    """Runs the chip part on ``n`` random inputs and on ``images``, and compares every output with the original graph in
+    the chip's arithmetic. ``orders``: also so many runs on a chip whose units take turns at random, seeds 0, 1, ..
+
+    :raises EvaluateError: the files are no pair; ProgramFault: the program goes wrong on the simulated chip
+    :raises ModelError: a program that asks for its own transfers, on USB
+    """
+    start = time.perf_counter()
+    file, part = read_edgetpu(compiled), chip_part(original, compiled)
+    if not file.package.execution.fully_deterministic:
+        if device == "usb":
+            raise ModelError(f"{compiled.name} cannot run over USB: its list of transfers is not complete")
+        device = "direct"
+    runner = ProgramRunner(file.package.programs, _target(device))
+    names = [part.graph.operators[number].name for number in part.host_operators]
+    report = Report(
+        compiled.name, device, 0, {layer.name: Compared() for layer in runner.program.outputs}, 0, [], names
+    )
+    cases = list(_inputs(part, n, seed, images))
+    first: dict[str, bytes] = {}
+    for inputs in cases:
+        raw = runner.raw(inputs)
+        first = first or raw
+        expected = part.evaluate(inputs)
+        for name, actual in runner.arrays(raw).items():
+            found, total = difference(expected[name], actual), report.outputs[name]
+            total.values += found.values
+            total.amounts = dict(Counter(total.amounts) + Counter(found.amounts))
+        report.inputs += 1
+        advance()
+    for order in range(orders if cases else 0):
+        raw = ProgramRunner(file.package.programs, DirectChip(Chip(seed=order))).raw(cases[0])
+        if raw != first:
+            report.orders_differing.append(order)
+        report.orders += 1
+        advance()
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def verify(
+    original: Path,
+    compiled: Path,
+    *,
+    n: int = 3,
+    seed: int = 0,
+    images: Sequence[Path] = (),
+    orders: int = 0,
+    device: Literal["sim", "usb", "direct"] = "sim",
+    as_json: bool = False,
+) -> bool:
+    """``verify_pair``, printed; whether nothing differs."""
+    total = n + len(images) + orders
+    if not n + len(images):
+        raise CoralError("nothing to compare: --n is 0 and there is no --image")
+    with _progress(total, silent=as_json) as advance:
+        report = verify_pair(
+            original, compiled, n=n, seed=seed, images=images, orders=orders, device=device, advance=advance
+        )
+    if as_json:
+        outputs = {name: asdict(output) | {"differing": output.differing} for name, output in report.outputs.items()}
+        print(json.dumps(asdict(report) | {"outputs": outputs, "ok": report.ok}, indent=1))
+    else:
+        _show(report)
+    return report.ok
+
+
+def _target(device: str) -> Target:
+    if device == "direct":
+        return DirectChip()
+    from coral.devices import shared_stick
+
+    return shared_stick("usb" if device == "usb" else "sim")
+
+
+def _inputs(part: ChipPart, n: int, seed: int, images: Sequence[Path]) -> Iterator[dict[str, Array]]:
+    rng = np.random.default_rng(seed)
+    for _ in range(n):
+        yield part.random_inputs(rng)
+    for image in images:
+        if len(part.inputs) != 1:
+            raise CoralError(f"{image}: an image needs a model of one input, this one has {len(part.inputs)}")
+        ((name, tensor),) = part.inputs.items()
+        assert tensor.dtype is not None
+        yield {name: image_input(image, Port(0, name, tensor.shape, tensor.dtype, tensor.scale, tensor.zero_point))}
+
+
+@contextmanager
+def _progress(total: int, silent: bool) -> Iterator[Any]:
+    if silent or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("verify", total=total)
+        yield lambda: progress.advance(task)
+
+
+def _show(report: Report) -> None:
+    console = Console()
+    table = Table("output", "values compared", "differ", "off by (how many)", title=report.model)
+    for name, output in report.outputs.items():
+        amounts = ", ".join(f"{amount:+d} ({count})" for amount, count in sorted(output.amounts.items())[:6])
+        table.add_row(name, f"{output.values:,}", f"{output.differing:,}", amounts)
+    console.print(table)
+    how = {"sim": "on the simulated stick", "usb": "on the stick", "direct": "on the simulated chip, without USB"}
+    text = f"{report.inputs} inputs {how[report.device]}, {report.seconds:.1f} s"
+    if report.orders:
+        text += f"; {report.orders} random orders of units, "
+        text += (
+            f"{len(report.orders_differing)} with other bytes: seeds {report.orders_differing}"
+            if (report.orders_differing)
+            else "the same bytes"
+        )
+    console.print(text, highlight=False)
+    if report.host_operators:
+        console.print(f"not compared (operators of the host): {', '.join(report.host_operators)}", highlight=False)
+    console.print("equal" if report.ok else "DIFFERENT", highlight=False)
