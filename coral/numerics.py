@@ -332,8 +332,15 @@ def add(
 
 
 def constant_multiplier(s_in: float, c: ArrayLike, s_out: float) -> Any:
-    """Multiplier ``F(F(s_in * c) * inv(s_out))`` of a MUL by real constants c (scalar or ``[C]``, any sign)."""
-    return f32(f32(_scale("input scale", s_in) * f32(c)) * inv(s_out))
+    """Multiplier ``F(F(s_in * c) * inv(s_out))`` of a MUL by real constants c (scalar or ``[C]``, any sign).
+
+    :raises NumericsError: a scale is not positive and finite, or a multiplier is not finite
+    """
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        m = f32(f32(_scale("input scale", s_in) * f32(c)) * inv(s_out))
+    if not np.all(np.isfinite(m)):
+        raise NumericsError(f"scales {s_in} / {s_out} and the constants {c} give the multiplier {m}: not finite")
+    return m
 
 
 def constant_bias(s_in: float, codes: ArrayLike, s_c: float) -> NDArray[np.int32]:
@@ -398,7 +405,7 @@ def l2_normalise(x: NDArray[np.uint8], s_in: float, z_in: int, s_out: float, z_o
     """
     check_accumulator(x.shape[-1])
     k = f32(np.float32(65535) / inv(s_in))
-    square = f32(_scale("input scale", s_in) * f32(s_in))
+    square = constant_multiplier(s_in, s_in, 1)
     centred = x.astype(np.int64) - z_in
     total = accumulators((centred * centred).sum(axis=-1, keepdims=True))
     root = requantise(total, square, float(square), np.inf, 0, bits=16, nlu=RSQRT.scaled(k)).astype(np.int64)

@@ -98,9 +98,10 @@ def _run(
     op, tensors = graph.operators[number], graph.tensors
     targets = [i for i in op.outputs if i >= 0]
     place = f"operator {number}, {op.name} {tensors[targets[0]].name if targets else ''!r}"
-    for i in targets:
-        if min(tensors[i].shape, default=1) < 0 or math.prod(tensors[i].shape) > MAX_ELEMENTS:
-            raise EvaluateError(f"{place}: shape {tensors[i].shape} has negative or too many ({MAX_ELEMENTS}) elements")
+    for i in targets + _states(graph, op):
+        if min(tensors[i].shape, default=1) < 0 or math.prod(max(n, 1) for n in tensors[i].shape) > MAX_ELEMENTS:
+            shape = f"tensor {tensors[i].name!r} has the shape {tensors[i].shape}"
+            raise EvaluateError(f"{place}: {shape}, supported are up to {MAX_ELEMENTS} elements")
     for i in _states(graph, op):
         values.setdefault(i, _initial_state(tensors[i]))
     if op.name not in OPERATORS:
@@ -126,5 +127,5 @@ def _checked_inputs(graph: Graph, inputs: Mapping[str, NDArray[Any]]) -> dict[in
         if not isinstance(array, np.ndarray) or array.shape != tensor.shape or array.dtype != tensor.dtype:
             given = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
             raise EvaluateError(f"input {name!r} must be {tensor.dtype} {tensor.shape}, given is {given}")
-        values[number] = np.ascontiguousarray(array)
+        values[number] = array
     return values

@@ -42,33 +42,35 @@ def unidirectional_sequence_lstm(call: Call) -> tuple[NDArray[Any], ...]:
     clip, reach = call.options.get("cell_clip", 0.0), cell.scale * 2**15
     if 0 < clip < reach:
         raise EvaluateError(f"option cell_clip is {clip}, supported is none or at least {reach}, the state's range")
-    gates = [_Gate(call, number) for number in range(4)]
-    steps = x.centred if call.options.get("time_major") else x.centred.swapaxes(0, 1) if x.array.ndim == 3 else None
-    if steps is None or steps.shape[1:] != (len(hidden.array), gates[0].inputs.shape[1]):
-        raise EvaluateError(f"input {x.shape}, state {hidden.shape} and weights {gates[0].inputs.shape} do not fit")
-    if cell.shape != hidden.shape or any(gate.recurrent.shape != (hidden.shape[1],) * 2 for gate in gates):
-        raise EvaluateError(f"states {hidden.shape}, {cell.shape} and weights {gates[0].recurrent.shape} do not fit")
+    time_major = call.options.get("time_major", False)
+    if x.array.ndim != 3 or x.array.size == 0 or len(hidden.shape) != 2 or cell.shape != hidden.shape:
+        raise EvaluateError(
+            f"input {x.shape} must have three axes and values, states {hidden.shape}, {cell.shape} the same two"
+        )
+    steps = x.centred if time_major else x.centred.swapaxes(0, 1)
+    if steps.shape[1] != hidden.shape[0]:
+        raise EvaluateError(f"input {x.shape} and states {hidden.shape} hold different batches")
+    gates = [_Gate(call, number, hidden.shape[1], steps.shape[2]) for number in range(4)]
     h, c = hidden.codes, cell.array.astype(np.int32)
     sequence = []
     for step in steps:
         h, c = _step(step, h, c, gates, hidden, cell)
         sequence.append(h)
-    result = np.stack(sequence, axis=0 if call.options.get("time_major") else 1)
+    result = np.stack(sequence, axis=0 if time_major else 1)
     return y.from_codes(result), hidden.from_codes(h), c.astype(np.int16)
 
 
 class _Gate:
     """Weights and multipliers of one gate: 0 input, 1 forget, 2 cell, 3 output."""
 
-    def __init__(self, call: Call, number: int) -> None:
+    def __init__(self, call: Call, number: int, units: int, width: int) -> None:
         x, hidden, bias = call.input(0), call.input(18), call.input(12 + number)
         inputs, recurrent = call.input(1 + number), call.input(5 + number)
-        if inputs.array.ndim != 2 or recurrent.array.ndim != 2 or len(inputs.array) != len(recurrent.array):
-            raise EvaluateError(f"gate {number}: weights {inputs.shape} and {recurrent.shape} are not two matrices")
-        if bias.array.dtype != np.int32 or bias.shape != inputs.shape[:1]:
-            raise EvaluateError(
-                f"gate {number}: bias is {bias.array.dtype} {bias.shape}, expected int32 {inputs.shape[:1]}"
-            )
+        for operand, shape in ((inputs, (units, width)), (recurrent, (units, units)), (bias, (units,))):
+            if operand.shape != shape:
+                raise EvaluateError(f"{operand.tensor.name!r} has shape {operand.shape}, expected is {shape}")
+        if bias.array.dtype != np.int32:
+            raise EvaluateError(f"bias {bias.tensor.name!r} is {bias.array.dtype}, expected is int32")
         self.bias = bias.array
         self.inputs, self.recurrent = (centred_weights(w, 0).astype(np.int64) for w in (inputs, recurrent))
         self.mults = [

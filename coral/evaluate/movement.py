@@ -24,7 +24,8 @@ def concatenation(call: Call) -> tuple[NDArray[Any], ...]:
     y, operands = call.output, [call.input(i) for i in range(len(call.inputs))]
     call.require(fused_activation_function="NONE")
     axis = axis_of(call.options.get("axis", 0), len(y.shape))
-    fits = all(x.shape[:axis] + x.shape[axis + 1 :] == y.shape[:axis] + y.shape[axis + 1 :] for x in operands)
+    others = y.shape[:axis] + y.shape[axis + 1 :]
+    fits = all(len(x.shape) == len(y.shape) and x.shape[:axis] + x.shape[axis + 1 :] == others for x in operands)
     if not fits or sum(x.shape[axis] for x in operands) != y.shape[axis]:
         raise EvaluateError(f"inputs {[x.shape for x in operands]} do not join to {y.shape} along axis {axis}")
     low, high = numerics.clamps(y.scale, y.zero_point)

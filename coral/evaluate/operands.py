@@ -122,12 +122,12 @@ class Call:
         """An input or None."""
         return self.inputs[index] if index < len(self.inputs) else None
 
-    def constant(self, index: int) -> NDArray[Any]:
-        """An integer input that the file holds. :raises EvaluateError: it is computed, or not of integers."""
+    def constant(self, index: int) -> NDArray[np.int64]:
+        """An integer input that the file holds, int64. :raises EvaluateError: it is computed, or not of integers."""
         operand = self.input(index)
         if not operand.is_constant or not np.issubdtype(operand.array.dtype, np.integer):
             raise EvaluateError(f"input {index} ({operand.tensor.name!r}) must be a constant of integers")
-        return operand.array
+        return operand.array.astype(np.int64)
 
     @property
     def output(self) -> Operand:

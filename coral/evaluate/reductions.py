@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coral import numerics
-from coral.evaluate.operands import Call, EvaluateError, axis_of, operator
+from coral.evaluate.operands import Call, EvaluateError, Operand, axis_of, operator
 from coral.evaluate.windows import axes_of, reduce_windows, require_size
 
 
@@ -29,7 +29,7 @@ def pool(call: Call) -> tuple[NDArray[Any], ...]:
 @operator("MEAN", "SUM")
 def reduce(call: Call) -> tuple[NDArray[Any], ...]:
     """Over constant axes."""
-    x = call.input(0)
+    x = _rows(call)
     axes = {axis_of(axis, x.array.ndim) for axis in call.constant(1).ravel().tolist()}
     acc = x.centred.sum(axis=tuple(axes), dtype=np.int64)
     n = x.array.size // max(acc.size, 1)
@@ -50,9 +50,9 @@ def _average(call: Call, acc: NDArray[np.int32], n: Any) -> tuple[NDArray[Any], 
 @operator("SOFTMAX")
 def softmax(call: Call) -> tuple[NDArray[Any], ...]:
     """Over the last axis: on the tiles in newer programs, on the scalar core in older ones."""
-    x, y, beta = call.input(0), call.output, call.options.get("beta", 1.0)
-    if x.array.ndim == 0 or x.array.size == 0:
-        raise EvaluateError(f"the input has shape {x.shape}: a row of values is needed")
+    x, y, beta = _rows(call), call.output, call.options.get("beta", 1.0)
+    if not 0 < beta < np.inf:
+        raise EvaluateError(f"option beta is {beta}, it must be positive and finite")
     if call.generation == "new":
         return (y.from_codes(numerics.softmax_on_tiles(x.codes, x.scale, beta, y.scale, y.zero_point)),)
     codes = numerics.softmax_on_scalar_core(x.codes, x.scale, x.zero_point, beta, y.scale, y.zero_point)
@@ -62,10 +62,8 @@ def softmax(call: Call) -> tuple[NDArray[Any], ...]:
 @operator("L2_NORMALIZATION")
 def l2_normalization(call: Call) -> tuple[NDArray[Any], ...]:
     """Over the last axis."""
-    x, y = call.input(0), call.output
+    x, y = _rows(call), call.output
     call.require(fused_activation_function="NONE")
-    if x.array.ndim == 0 or x.array.size == 0:
-        raise EvaluateError(f"the input has shape {x.shape}: a row of values is needed")
     return (y.from_codes(numerics.l2_normalise(x.codes, x.scale, x.zero_point, y.scale, y.zero_point)),)
 
 
@@ -89,6 +87,13 @@ def _double(x: NDArray[np.int32], axis: int) -> NDArray[np.int32]:
     before, after = (x.take(np.clip(np.arange(size) + d, 0, size - 1), axis) for d in (-1, 1))
     pairs = np.stack([96 * x + 32 * before, 96 * x + 32 * after], axis + 1)
     return pairs.reshape([n * (1 + (i == axis)) for i, n in enumerate(x.shape)])
+
+
+def _rows(call: Call) -> Operand:
+    x = call.input(0)
+    if x.array.ndim == 0 or x.array.size == 0:
+        raise EvaluateError(f"the input has shape {x.shape}: a row of values is needed")
+    return x
 
 
 def _require_same_quantisation(call: Call) -> None:

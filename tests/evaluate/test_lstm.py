@@ -128,7 +128,7 @@ def test_errors() -> None:
         ({"fused_activation_function": "RELU"}, "option fused_activation_function is 'RELU'"),
         ({"proj_clip": 1.0}, "option proj_clip is 1.0"),
         ({"cell_clip": 3.0}, r"option cell_clip is 3.0, supported is none or at least 8.0"),
-        ({"time_major": True}, "do not fit"),
+        ({"time_major": True}, "hold different batches"),
     ):
         with pytest.raises(EvaluateError, match=message):
             evaluate.evaluate(model.graph(**options), {"x": model.x})

@@ -225,3 +225,15 @@ def test_axes_must_be_constant() -> None:
     graph = single("SUM", [X, wide_axis, tensor("y", (2, 2, 1), "u1", [1], [0])], (0, 1))
     with pytest.raises(EvaluateError, match="axis 7"):
         run(graph, np.zeros((1, 2, 2, 1), np.uint8))
+
+
+def test_rows_must_not_overflow() -> None:
+    """Sums of n 16-bit values, and of n squares."""
+    for name, n, message in (("SOFTMAX", 2**15 + 1, "1 to 32768 values"), ("L2_NORMALIZATION", 33026, "K = 33026")):
+        graph = single(name, [tensor("x", (n,), "u1", [1], [0]), tensor("y", (n,), "u1", [1 / 256], [0])], (0,))
+        with pytest.raises(EvaluateError, match=message):
+            run(graph, np.zeros(n, np.uint8))
+    for name in ("SOFTMAX", "L2_NORMALIZATION"):
+        graph = single(name, [tensor("x", (3, 0), "u1", [1], [0]), tensor("y", (3, 0), "u1", [1], [0])], (0,))
+        with pytest.raises(EvaluateError, match="a row of values is needed"):
+            run(graph, np.zeros((3, 0), np.uint8))
