@@ -300,11 +300,11 @@ class Builder:
         self._start_address(0)
         self._issue(length_bytes, Tag.PARAMETERS)
 
-    def input_address(self, name: str) -> None:
+    def input_address(self, name: str, credit: int = INPUT_CREDIT) -> None:
         """Address of input ``name`` and fresh credit for its pop; the pop itself follows, then ``input_dma``."""
         high = self.style.host_register
         self._load_address(high, high + 1, Base.INPUT, name, high_first=True)
-        self.scalar_fence(ctr_mask=1 << ScalarCounter.AVDATA_INFEED, ctr_value=INPUT_CREDIT)
+        self.scalar_fence(ctr_mask=1 << ScalarCounter.AVDATA_INFEED, ctr_value=credit)
         self.scalar_fence(ctr_mask=1 << ScalarCounter.AVDATA_POP)
 
     def input_dma(self, length_bytes: int) -> None:

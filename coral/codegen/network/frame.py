@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from coral import isa
 from coral.codegen import blocks
-from coral.codegen.builder import N2W_UNIT, Builder
+from coral.codegen.builder import INPUT_CREDIT, N2W_UNIT, Builder
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import (
     ALL_TILES,
 
     GROUP,
-    INPUT_STAGING_UNITS,
     INPUT_UNIT_BYTES,
     ROW_BYTES,
     ROW_WORDS,
@@ -34,8 +33,8 @@ INPUT_WORDS = 1 << 15
 def input_layer(plan: Plan, batch: int) -> Layer:
     """The input as the host sends it: images one behind the other, padded to whole slots."""
     t = plan.tensors[plan.network.input]
-    size = round_up(t.size * images_in(plan), INPUT_UNIT_BYTES)
-    return Layer(t.name, size, batch * t.y, t.x, t.c, t.zero_point, t.scale)
+    size = round_up(t.y * plan.host_columns * t.c * images_in(plan), INPUT_UNIT_BYTES)
+    return Layer(t.name, size, batch * t.y, plan.host_columns, t.c, t.zero_point, t.scale)
 
 
 def images_in(plan: Plan) -> int:
@@ -57,15 +56,11 @@ def bands(plan: Plan) -> list[Band]:
     """What every row of tiles takes of the input."""
     name = plan.network.input
     t, block = plan.tensors[name], plan.blocks[name]
-    row_bytes, found = t.x * t.c, []
+    row_bytes, found = plan.host_columns * t.c, []
     if plan.vector_input:
         size = round_up(t.size, WORD_BYTES)
         target = Walk(plan.own(name) // WORD_BYTES, (1,), (size // WORD_BYTES,))
         return [Band(ALL_TILES, 0, size, ((ALL_TILES, target),))]
-    if row_bytes % WORD_BYTES and t.y * images_in(plan) > 1:
-        raise ShapeError(
-            f"input {name!r}: a row of {t.x} x {t.c} = {row_bytes} bytes, rows must be multiples of {WORD_BYTES}; pad columns"
-        )
     rows, whole = plan.halos[name][0], plan.grid.rows == 1
     words, pitch, image = (ceil_div(n, WORD_BYTES) for n in (row_bytes, block.row, block.image))
     for slot in range(plan.grid.slots):
@@ -91,15 +86,19 @@ def receive_input(b: Builder, plan: Plan, total_bytes: int) -> None:
     """Start the host's transfer and bring every tile what its windows need of the input."""
     name = plan.network.input
     parts = bands(plan)
-    limit = 2 * INPUT_STAGING_UNITS * INPUT_UNIT_BYTES - 4 * INPUT_UNIT_BYTES
+    # Bands that overlap are fed more often than popped: less credit, or the signed comparison of the counts wraps.
+    again = ceil_div(max(0, sum(part.size for part in parts) - total_bytes), INPUT_UNIT_BYTES) + 2 * len(parts)
     overlapping = any(a.offset + a.size > b.offset for a, b in zip(parts, parts[1:], strict=False))
-    if total_bytes > limit and overlapping:
-        raise ShapeError(f"input {name!r} has {total_bytes} bytes in overlapping bands, the limit is {limit}")
+    credit = INPUT_CREDIT - again if overlapping else INPUT_CREDIT
+    if overlapping and total_bytes > credit * INPUT_UNIT_BYTES:
+        raise ShapeError(
+            f"input {name!r} has {total_bytes} bytes in overlapping bands, the limit is {credit * INPUT_UNIT_BYTES}"
+        )
     b.prologue()
     b.scalar_fence(ctr_mask=1 << ScalarCounter.AVDATA_POP | 1 << ScalarCounter.AVDATA_INFEED)
     b.handshake()
     b.fence(units=N2W_UNIT)
-    b.input_address(name)
+    b.input_address(name, credit)
     blocks.pop_input(b, total_bytes)
     b.input_dma(total_bytes)
     _unpack(b, plan, parts)

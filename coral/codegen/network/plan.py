@@ -24,6 +24,7 @@ from coral.codegen.network.graph import (
     Network,
     Stage,
     Tensor,
+    Window,
 )
 from coral.codegen.network.tiling import Grid, Halo, Reach, Split
 
@@ -53,6 +54,7 @@ class Plan:
     """Geometry of a network on a grid of tiles, ``images`` per tile one behind the other."""
 
     def __init__(self, network: Network, grid: Grid, images: int) -> None:
+        network = with_dense_windows(network) if grid.slots == TILES else network
         self.network, self.grid, self.images = with_padded_input(network), grid, images
         self.tensors, self.stages = self.network.tensors, self.network.stages
         self.roots = self._roots()
@@ -108,7 +110,13 @@ class Plan:
             for bx in range(1, MAX_BLOCK // by + 1)
             if extents[0] % by == 0 and extents[1] % bx == 0 and depthwise_rows(y.c, (by, bx), stage) <= BLOB_ROWS
         ]
-        return min(choices, key=lambda b: (depthwise_steps(b, stage) / (b[0] * b[1]), b)) if choices else (1, 1)
+
+
+        def cost(block: tuple[int, int]) -> float:
+            outputs = block[0] * block[1]
+            return depthwise_steps(block, stage) * step_cost(WORD_BYTES * outputs) / outputs
+
+        return min(choices, key=lambda b: (cost(b), b)) if choices else (1, 1)
 
     def _split(self, tensor: Tensor) -> tuple[Split, Split]:
         rows = Split.of(tensor.y, self.grid.rows)
@@ -129,26 +137,43 @@ class Plan:
         return stage.inputs == (self.network.input,) and self.tensors[self.network.input].c % WORD_BYTES != 0
 
     def pack_of(self, stage: Stage) -> int:
-        """Neighbouring outputs that a packed layer computes at once: word aligned, the fewest steps."""
+        """Neighbouring outputs that a convolution computes at once, as columns of one group: the fewest steps."""
         x, y = self.tensors[stage.inputs[0]], self.tensors[stage.output]
-        step = stage.window.stride[1] * x.c
-        least = WORD_BYTES // gcd(step, WORD_BYTES)
+        channels = round_up(y.c, WORD_BYTES)
+        if self.is_packed(stage):
+            step = stage.window.stride[1] * x.c
+            least = WORD_BYTES // gcd(step, WORD_BYTES)
+            choices = range(least, MAX_PACK + 1, least)
+        else:
+            extent = self.splits[y.name][1].extent
+            choices = [b for b in range(1, MAX_BLOCK + 1) if extent % b == 0 and (b == 1 or b * channels <= GROUP)]
 
-        def steps(pack: int) -> int:
-            extent = Split.of(y.x, self.grid.columns, pack).extent
-            groups = ceil_div(pack * round_up(y.c, WORD_BYTES), GROUP)
-            return extent // pack * self.packed_words(stage, pack) * groups
+        def cost(pack: int) -> float:
+            blocks = Split.of(y.x, self.grid.columns, pack).extent // pack
+            full, rest = divmod(pack * channels, GROUP)
+            return blocks * self.packed_words(stage, pack) * (full * step_cost(GROUP) + step_cost(rest))
 
-        return min((least * m for m in range(1, MAX_PACK // least + 1)), key=lambda pack: (steps(pack), pack))
+        return min(choices, key=lambda pack: (cost(pack), pack))
 
     def packed_words(self, stage: Stage, pack: int) -> int:
         """Words of an input row that a block of ``pack`` outputs reads."""
-        c = self.tensors[stage.inputs[0]].c
-        margin = -stage.window.pad[1] * c % WORD_BYTES
-        return ceil_div(margin + ((pack - 1) * stage.window.stride[1] + stage.window.kernel[1]) * c, WORD_BYTES)
+        c, w = self.tensors[stage.inputs[0]].c, stage.window
+        columns = (pack - 1) * w.stride[1] + w.kernel[1]
+        if not self.is_packed(stage):
+            return columns * ceil_div(c, WORD_BYTES)
+        margin = -w.pad[1] * c % WORD_BYTES
+        return ceil_div(margin + columns * c, WORD_BYTES)
 
     def _packing(self) -> dict[str, int]:
-        return {s.output: self.pack_of(s) for s in self.stages if self.is_packed(s)}
+        """Output -> neighbouring outputs per block, of the convolutions where that is more than one or necessary."""
+        packing = {}
+        for stage in self.stages:
+            name = stage.output
+            if type(stage) is Conv and not (set(stage.inputs) & set(self.blocking)) and name not in self.spread:
+                pack = self.pack_of(stage)
+                if self.is_packed(stage) or (pack > 1 and self.roots[name] == (name, 0)):
+                    packing[name] = pack
+        return packing
 
     def _halo(self, root: str) -> tuple[Halo, Halo]:
         """What windows need of a tensor and of the parts that share its memory."""
@@ -236,9 +261,15 @@ class Plan:
         t = self.tensors[root]
         rows, columns = self.halos[root]
         slack = self.slack_bytes
-        row = round_up(t.x * t.c, WORD_BYTES) + slack
+        row = self.host_columns * t.c + slack
         shift = (self.grid.columns - 1) * columns.split.extent * t.c
         return Block(slack + shift + rows.before * row, t.c, row, row * rows.total)
+
+    @property
+    def host_columns(self) -> int:
+        """Columns of a row as the host sends it: rows are whole words, columns behind the image are zero points."""
+        t = self.tensors[self.network.input]
+        return t.x if self.vector_input else round_up(t.x, WORD_BYTES // gcd(t.c, WORD_BYTES))
 
     @property
     def slack_bytes(self) -> int:
@@ -348,6 +379,15 @@ BLOB_ROWS = 1300
 """Wide rows that a depthwise layer's weights may take (330 KB)."""
 
 
+def step_cost(columns: int) -> float:
+    """Predicted cycles of a step that computes some columns: the older compiler's estimate, which costs ever more than
+    8 columns, and a little per step, in case that the hardware takes one cycle for any width (docs/network.md, Cost).
+    """
+    if columns == 0:
+        return 0.0
+    return 0.25 + (0.45 if columns <= 8 else 0.79 * columns / 16)
+
+
 def depthwise_window(block: tuple[int, int], stage: Stage) -> tuple[int, int]:
     """Rows and columns of input that a block of outputs reads."""
     w = stage.window
@@ -374,11 +414,25 @@ def depthwise_rows(channels: int, block: tuple[int, int], stage: Stage, header: 
     return ceil_div(groups * rows * columns, GROUP) if columns else groups * rows
 
 
+def with_dense_windows(network: Network) -> Network:
+    """Dense layers as convolutions with windows as large as the map: what they are where a tile holds a whole image."""
+    stages = []
+    for s in network.stages:
+        if isinstance(s, Dense):
+            x = network.tensors[s.inputs[0]]
+            weights = s.weights.reshape(-1, x.y, x.x, x.c)
+            s = Conv(s.inputs, s.output, s.clamps, weights, s.bias, s.w_zp, s.mult, Window((x.y, x.x)))
+        stages.append(s)
+    return replace(network, stages=tuple(stages))
+
+
 def with_padded_input(network: Network) -> Network:
     """If positions of the input are no whole words and anything but one convolution reads them: an exact copy first."""
     x = network.tensors[network.input]
     readers = list(network.readers(x.name))
-    if x.c % WORD_BYTES == 0 or (len(readers) == 1 and type(readers[0]) is Conv):
+    if x.c % WORD_BYTES == 0 or all(isinstance(r, Dense) for r in readers):
+        return network
+    if len(readers) == 1 and type(readers[0]) is Conv:
         return network
     padded = replace(x, name=f"{x.name}:padded")
     identity = np.zeros((x.c, 1, 1, x.c), np.uint8)

@@ -5,7 +5,7 @@ Source: docs/network.md, section Products.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -99,7 +99,7 @@ class Product:
 def product_of(plan: Plan, stage: Conv) -> Product:
     """The product that a layer needs on this plan. ShapeError: more positions or steps than a loop counts."""
     if isinstance(stage, Dense):
-        product = _spread(plan, stage) if stage.output in plan.spread else _conv(plan, _as_conv(plan, stage))
+        product = _spread(plan, stage)
     elif isinstance(stage, Depthwise):
         product = _depthwise(plan, stage)
     elif stage.output in plan.packing:
@@ -110,14 +110,6 @@ def product_of(plan: Plan, stage: Conv) -> Product:
         if n > MAX_LOOP:
             raise ShapeError(f"layer {stage.output!r} has {n} {what} per tile, the limit is {MAX_LOOP}")
     return product
-
-
-def _as_conv(plan: Plan, stage: Dense) -> Conv:
-    """A dense layer of one image per tile: a window as large as the map."""
-    x = plan.tensors[stage.inputs[0]]
-    window = replace(stage.at, kernel=(x.y, x.x))
-    weights = stage.weights.reshape(-1, x.y, x.x, x.c)
-    return Conv(stage.inputs, stage.output, stage.clamps, weights, stage.bias, stage.w_zp, stage.mult, window)
 
 
 def _channel_arrays(stage: Conv, n: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -184,39 +176,44 @@ def _conv(plan: Plan, stage: Conv) -> Product:
 
 
 def _packed(plan: Plan, stage: Conv) -> Product:
-    """Columns are (neighbouring output, channel); operands are words of the rows' bytes."""
+    """Columns are (neighbouring output, channel); an input that is no whole words is read as the bytes of its rows."""
     x, y, pack = stage.inputs[0], stage.output, plan.packing[stage.output]
     a, o, c = plan.blocks[x], plan.blocks[y], plan.tensors[x].c
     (rows, columns), (kh, kw), (sy, sx) = plan.splits[y], stage.window.kernel, stage.window.stride
     n, n4, words = len(stage.weights), plan.channels(y), plan.packed_words(stage, pack)
     if o.position != n4:
         raise ShapeError(f"layer {y!r} writes into a concatenation and reads the input of {c} channels: copy it first")
-    margin = -stage.window.pad[1] * c % WORD_BYTES
+    in_bytes = plan.is_packed(stage)
+    margin, channels = (-stage.window.pad[1] * c % WORD_BYTES, c) if in_bytes else (0, plan.channels(x))
+    kernel = np.full((n, kh, kw, channels), stage.w_zp, np.uint8)
+    kernel[..., :c] = stage.weights
     matrix = np.full((pack, n4, kh, words * WORD_BYTES), stage.w_zp, np.uint8)
     for q in range(pack):
-        start = margin + q * sx * c
-        matrix[q, :n, :, start : start + kw * c] = stage.weights.reshape(n, kh, kw * c)
+        start = margin + q * sx * channels
+        matrix[q, :n, :, start : start + kw * channels] = kernel.reshape(n, kh, kw * channels)
     bias, scale = _channel_arrays(stage, n)
-    wide_bias = np.zeros((pack, n4), np.int32)
-    wide_bias[:, :n] = bias
-    wide_scale = None
-    if scale is not None:
-        wide_scale = np.ones((pack, n4), np.float32)
-        wide_scale[:, :n] = scale
+
+    def repeated(row: np.ndarray, fill: float) -> np.ndarray:
+        out = np.full((pack, n4), fill, row.dtype)
+        out[:, :n] = row
+        return out.reshape(-1)
+
+    per_row = channels // WORD_BYTES
+    reduce = [(WORD_BYTES, words)] if in_bytes else [(WORD_BYTES, per_row), (a.position, words // per_row)]
     positions = [
-        (pack * sx * c, pack * o.position, columns.extent // pack),
+        (pack * sx * a.position, pack * o.position, columns.extent // pack),
         (sy * a.row, o.row, rows.extent),
         *_image_level(plan, x, y),
     ]
     return Product(
-        merge([(WORD_BYTES, words), (a.row, kh)]),
+        merge([*reduce, (a.row, kh)]),
         merge_positions(positions),
         0,
         GROUP,
         **_grouped(
             matrix.reshape(pack * n4, -1),
-            wide_bias.reshape(-1),
-            None if wide_scale is None else wide_scale.reshape(-1),
+            repeated(bias, 0),
+            None if scale is None else repeated(scale, 1),
             stage.w_zp,
         ),
     )

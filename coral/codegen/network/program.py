@@ -201,12 +201,13 @@ class NetworkProgram:
             raise CodegenError(f"stage {stage.output!r}: {type(stage).__name__} has no generator")
 
     def pack(self, x: np.ndarray) -> bytes:
-        """Input bytes of images uint8 [n, y, x, c], n up to ``batch``; missing ones are zero points."""
-        t = self.plan.tensors[self.plan.network.input]
-        images = np.full((images_in(self.plan), t.size), t.zero_point, np.uint8)
+        """Input bytes of images uint8 [n, y, x, c], n up to ``batch``; missing ones and columns that fill up a
+        row to whole words are zero points."""
+        t, columns = self.plan.tensors[self.plan.network.input], self.plan.host_columns
+        images = np.full((images_in(self.plan), t.y, columns, t.c), t.zero_point, np.uint8)
         if x.dtype != np.uint8 or x.ndim < 1 or len(x) > self.batch or x[:1].size != t.size:
             raise ShapeError(f"input is {x.dtype} {x.shape}, needed are up to {self.batch} images of {t.size} uint8")
-        images[: len(x)] = x.reshape(len(x), -1)
+        images[: len(x), :, : t.x] = x.reshape(len(x), t.y, t.x, t.c)
         raw = images.tobytes()
         return raw + bytes(-len(raw) % 8)
 
