@@ -39,6 +39,15 @@ InputPaths = Annotated[list[Path], typer.Argument(exists=True, readable=True, sh
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 
+INPUTS = "One .npy, .npz or image per input, in order; or one .npz."
+BREAK = "Stop where the instruction of this sequence number begins, and show counters and units."
+
+
+def number(text: str) -> int:
+    """An integer as in Python, also hexadecimal."""
+    return int(text, 0)
+
+
 @app.command()
 def version() -> None:
     """Print the version."""
@@ -179,6 +188,70 @@ def isa_check(paths: InputPaths, as_json: AsJson = False) -> None:
     from coral.apps.isa_check import isa_check
 
     if not isa_check(paths, as_json):
+        raise typer.Exit(1)
+
+
+@app.command()
+def run(
+    model: InputFile,
+    inputs: Annotated[list[Path] | None, typer.Option("--input", "-i", exists=True, help=INPUTS)] = None,
+    outputs: Annotated[
+        list[Path] | None, typer.Option("--output", "-o", help="One .npz, or a .npy per output.")
+    ] = None,
+    random: Annotated[int | None, typer.Option(metavar="SEED", help="Random inputs instead of files.")] = None,
+    device: Annotated[Literal["sim", "usb"], typer.Option(help="The simulated stick or a real one.")] = "sim",
+    index: Annotated[int, typer.Option(min=0, help="Which stick.")] = 0,
+    host: Annotated[bool, typer.Option(help="Also run the operators outside the chip part.")] = True,
+    top: Annotated[int, typer.Option(min=0, help="Show so many of the highest outputs.")] = 0,
+    labels: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Names of the classes.")] = None,
+    stop: Annotated[int | None, typer.Option("--break", metavar="SEQ", parser=number, help=BREAK)] = None,
+    dump: Annotated[Path | None, typer.Option(dir_okay=False, help="With --break: memories as .npz.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a compiled MODEL (*_edgetpu.tflite) once, on a stick or without one."""
+    if stop is not None:
+        from coral.apps.debug import look
+
+        look(model, inputs or [], random, stop, dump)
+        return
+    from coral.apps.run import run
+
+    run(
+        model,
+        inputs=inputs or [],
+        outputs=outputs or [],
+        device=device,
+        index=index,
+        host=host,
+        top=top,
+        labels=labels,
+        random=random,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def verify(
+    original: InputFile,
+    compiled: InputFile,
+    n: Annotated[int, typer.Option("--n", min=0, help="Random inputs.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    images: Annotated[list[Path] | None, typer.Option("--image", exists=True, help="Also these images.")] = None,
+    orders: Annotated[int, typer.Option(min=0, help="Also runs with the chip's units in random order.")] = 0,
+    device: Annotated[
+        Literal["sim", "usb", "direct"], typer.Option(help="Simulated stick, real one, or the simulated chip alone.")
+    ] = "sim",
+    as_json: AsJson = False,
+) -> None:
+    """Compare a COMPILED model with the ORIGINAL graph, computed layer by layer in the chip's arithmetic.
+
+    Exit code 1 if any value differs.
+    """
+    from coral.apps.verify import verify
+
+    if not verify(
+        original, compiled, n=n, seed=seed, images=images or [], orders=orders, device=device, as_json=as_json
+    ):
         raise typer.Exit(1)
 
 

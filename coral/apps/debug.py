@@ -6,7 +6,7 @@ Source: docs/run.md, section Looking inside.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import numpy as np
 
 from coral import CoralError, isa
 from coral.apps.direct import DirectChip
-from coral.apps.model import Array, Model
+from coral.apps.files import given
+from coral.apps.model import Array, Model, load
 from coral.chip import Chip, ChipError
 from coral.chip.layout import SCALAR_NODE, TILES
 from coral.chip.machine import Job, Machine
@@ -98,6 +99,15 @@ def stop_at(model: Model, arrays: Mapping[str, Array], seq: int) -> Stopped:
     raise BreakError(f"the instruction of {model.name} with sequence number {seq} never reached a unit")
 
 
+def look(path: Path, inputs: Sequence[Path], random: int | None, seq: int, dump: Path | None) -> None:
+    """``coral run --break``: prints what the chip holds at a sequence number, and writes its memories to ``dump``."""
+    model = load(path, device=DirectChip(), host=False)
+    stopped = stop_at(model, given(model.inputs, inputs, random), seq)
+    print(describe(stopped))
+    if dump is not None:
+        save(stopped, dump)
+
+
 def describe(stopped: Stopped) -> str:
     """Instruction, scalar core, counters that are not zero, and what every busy unit does, as text."""
     machine = stopped.machine
@@ -106,6 +116,7 @@ def describe(stopped: Stopped) -> str:
         f"  {stopped.text}",
         f"scalar core: word {machine.core.pc}{', halted' if machine.core.finished else ''}; {_registers(machine)}",
     ]
+    texts: dict[tuple[str, ...], list[int]] = {}
     for place in range(TILES + 1):
         names: Any = isa.ScalarCounter if place == SCALAR_NODE else isa.TileCounter
         counters = [f"{names(k).name} {value}" for k, value in enumerate(machine.counters[place]) if value]
@@ -115,9 +126,12 @@ def describe(stopped: Stopped) -> str:
             if unit.job is not None
         ]
         queued = sum(len(unit.queue) for unit in machine.units[place].values())
-        title = "scalar side" if place == SCALAR_NODE else f"tile {place}"
-        lines.append(f"{title}: {', '.join(counters) or 'all counters 0'}; {queued} instructions queued")
-        lines += [f"  {line}" for line in busy]
+        first = f"{', '.join(counters) or 'all counters 0'}; {queued} instructions queued"
+        texts.setdefault((first, *busy), []).append(place)
+    for (first, *busy), places in texts.items():
+        tiles = ", ".join(str(place) for place in places if place != SCALAR_NODE)
+        who = [f"tiles {tiles}"] * bool(tiles) + ["scalar side"] * (SCALAR_NODE in places)
+        lines += [f"{' and '.join(who)}: {first}", *(f"  {line}" for line in busy)]
     return "\n".join(lines)
 
 

@@ -25,6 +25,19 @@ class FileError(CoralError):
     """A file that cannot be used as an input or output; the message names it and says what is possible."""
 
 
+def given(ports: Sequence[Port], files: Sequence[Path], random: int | None) -> dict[str, Array]:
+    """Inputs of a model from files, or by chance. FileError as ``read_inputs``, or if neither is asked for."""
+    if files:
+        return read_inputs(files, ports)
+    if random is None:
+        raise FileError(f"no input: give --input FILE for each of {_listed(ports)}, or --random SEED")
+    return random_inputs(ports, random)
+
+
+def _listed(ports: Sequence[Port]) -> str:
+    return ", ".join(f"{port.name} {port.shape} {port.dtype}" for port in ports)
+
+
 def read_inputs(files: Sequence[Path], ports: Sequence[Port]) -> dict[str, Array]:
     """Arrays by input name: one file per input in order, or one .npz with all of them.
 
@@ -37,8 +50,7 @@ def read_inputs(files: Sequence[Path], ports: Sequence[Port]) -> dict[str, Array
             raise FileError(f"{files[0]} lacks the input {missing[0]!r}, it has {sorted(arrays)}")
         return {port.name: arrays[port.name] for port in ports}
     if len(files) != len(ports):
-        names = ", ".join(f"{port.name} {port.shape} {port.dtype}" for port in ports)
-        raise FileError(f"{len(files)} input files are given, the model takes {len(ports)}: {names}")
+        raise FileError(f"{len(files)} input files are given, the model takes {len(ports)}: {_listed(ports)}")
     return {port.name: read_input(file, port) for file, port in zip(files, ports, strict=True)}
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from coral import CoralError
 from coral.apps.debug import explain
-from coral.apps.files import FileError, check_outputs, random_inputs, read_inputs, read_labels, write_outputs
+from coral.apps.files import check_outputs, given, read_labels, write_outputs
 from coral.apps.model import Array, Model, Port, load
 from coral.chip import ChipError
 
@@ -40,7 +40,7 @@ def run(
     model = load(path, device=device, index=index, clock=clock, host=host)
     check_outputs(outputs, model.outputs)
     names = read_labels(labels) if labels else []
-    arrays = given(model, inputs, random)
+    arrays = given(model.inputs, inputs, random)
     start = time.perf_counter()
     try:
         result = model(arrays)
@@ -54,16 +54,6 @@ def run(
         print(json.dumps(report(model, device, seconds, results, best), indent=1))
     else:
         show(model, device, seconds, results, best)
-
-
-def given(model: Model, files: Sequence[Path], random: int | None) -> dict[str, Array]:
-    """Inputs of a model from files or by chance; FileError."""
-    if random is not None and not files:
-        return random_inputs(model.inputs, random)
-    if not files:
-        names = ", ".join(f"{port.name} {port.shape} {port.dtype}" for port in model.inputs)
-        raise FileError(f"no input: give --input FILE for each of {names}, or --random SEED")
-    return read_inputs(files, model.inputs)
 
 
 def ranking(port: Port, array: Array, top: int, labels: Sequence[str]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""``coral verify``: what a compiled program computes, against the original graph layer by layer. Source: docs/run.md."""
+"""``coral verify``: what a compiled program computes, against the layers of the original graph. Source: docs/run.md."""
 
 from __future__ import annotations
 
