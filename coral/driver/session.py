@@ -58,7 +58,7 @@ class Session:
     def __init__(self, bus: Bus, device: UsbDevice, options: Options, counters: Counters, *, until: float = math.inf):
         """Loads the firmware if the stick has none, which may take longer than ``until``. Raises DriverErrors; no
         handle is left open then."""
-        self.path, self.counters = device.path, counters
+        self.path, self.counters, self._closed = device.path, counters, False
         found_running = identity(device) != DFU_ID
         if not found_running:
             device = self._boot(bus, device, options)
@@ -107,7 +107,10 @@ class Session:
         return {name: self.registers.read(name) for name in STATUS_REGISTERS}
 
     def close(self, *, orderly: bool) -> None:
-        """Ends every transfer, if ``orderly`` also stops the chip, and gives the stick back; never fails."""
+        """Ends every transfer, if ``orderly`` also stops the chip, and gives the stick back; never fails, once only."""
+        if self._closed:
+            return
+        self._closed = True
         with suppress(Exception):  # a stick that does not answer is left as it is; the next open resets the chip
             self.pipes.abandon()
             if orderly:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes.util
 import errno
 import fcntl
+import functools
 import os
 import selectors
 import shutil
@@ -47,6 +48,7 @@ _ACCEPTED = {_RELEASE, 0x80045505, 0x80085504, 0x80045515}
 _NO_DRIVER = {0x41045508, 0xC0105512}
 
 
+@functools.cache
 def preload_library() -> str:
     """Name of umockdev's preload library; raises StickError with the install line when it is absent."""
     name = ctypes.util.find_library(LIBRARY)
@@ -237,6 +239,7 @@ class UsbfsServer:
                     self._request(key.data)
             self._follow()
             if self._closing and not self._left and not self._nodes:
+                self._selector.close()
                 return
 
     def _compute(self, stick: SoftwareStick, event: threading.Event) -> None:

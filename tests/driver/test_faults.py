@@ -5,10 +5,11 @@ The bed checks at its end that no transfer, thread, file, claim or lock is left.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
-from stick.fake_chip import execution_program
+from stick.fake_chip import FakeChip, execution_program
 
 from coral import driver
 from coral.stick import Effect, Fault, FaultPlan, Kind, Strictness
@@ -317,7 +318,9 @@ def test_message_says_what_was_under_way_and_what_the_chip_says(bed: Bed) -> Non
 
 
 def test_wedged_by_a_broken_deadlock_rule_needs_a_replug_and_is_never_reset(bed: Bed) -> None:
-    stick = bed.start(mode=Strictness.WEDGE)
+    slow = functools.partial(FakeChip, 0.05 * bed.layer)  # all is sent before the first output is there
+    bed.stall_s = 2.0
+    stick = bed.start(mode=Strictness.WEDGE, chip=slow)
     prepared = driver.prepare(PROGRAM)
     first, second = prepared.segments
     first.outs += second.outs

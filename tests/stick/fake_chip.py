@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import time
 from collections import deque
 from collections.abc import Iterator
 from enum import Enum
@@ -49,8 +50,8 @@ def output_bytes(resident: bytes, consumed: bytes, index: int, size: int) -> byt
 
 
 class FakeChip:
-    def __init__(self) -> None:
-        self.resets = 0
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self.resets, self.delay_s = 0, delay_s
         self.reset()
 
     def reset(self) -> None:
@@ -67,6 +68,7 @@ class FakeChip:
         self._queues[tag].append(data)
 
     def run(self) -> State:
+        time.sleep(self.delay_s)
         if self._running is None:
             if not self._queues[0]:
                 return State.IDLE
