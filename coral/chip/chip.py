@@ -148,7 +148,9 @@ class Chip:
                 self.check_end(machine)
             machine.evaluate()
         except Exception:
-            self.machine = None
+            nothing = np.zeros(0, np.int64), np.zeros((0, ROW_BYTES), np.int32)
+            self.memory.close(np.flatnonzero(self.memory.dirty), *nothing)
+            self.machine, self.pending, self.versions = None, [], self.versions + 1
             raise
         state = ChipState.FINISHED if self.missing is None else ChipState.NEEDS_HOST
         delivered = list(machine.host.delivered)

@@ -277,7 +277,7 @@ class Unit:
             self.machine.after(self.job, state)
             if state == DONE:
                 self.job = None
-                if not (self.lazy and self.queue):
+                if not self.queue or not (self.lazy or self.machine.rng):
                     continue
             if state != BLOCKED:
                 self.machine.wake(self)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from coral import isa
-from coral.chip.errors import RuleViolation
+from coral.chip.errors import Hazard, RuleViolation
 from coral.chip.layout import (
     BIAS_ENTRY,
     GRID,
@@ -202,6 +202,8 @@ class N2wJob(Job):
             if last == row:
                 return BLOCKED
             end = self.trim(row, last)
+            if plan.fifo and end - row > 1 and len(np.unique(self.rows[row:end])) < end - row:
+                raise Hazard(f"{self.where} writes a row of wide memory twice before anything can read it")
             a, b = plan.row_start[row], plan.row_start[end]
             rows = np.zeros(((end - row) * ROW_WORDS, 4), np.int32)
             rows[plan.slot[a:b] - row * ROW_WORDS] = machine.memory.narrow[self.place, self.words[a:b]]

@@ -347,6 +347,7 @@ class OpPlan(Plan):
         self.field_is("acc_on", 1)
         self.field_is("nlu_odd", 0, 3)
         self.nlu, self.bias_en, self.scale_en = i.nlu_en, i.bias_en, i.scale_en
+        self.require(i.out_zp < 1 << 8 * (1 + i.out16), f"out_zp = {i.out_zp} does not fit the result")
         self.require(self.nlu or not (i.nlu_range_reduce or i.nlu_odd), "nlu_range_reduce and nlu_odd need nlu_en")
         self.scaled = bool(i.bias_en or i.scale_en)
         self.scaling_rows = [k for k, on in enumerate((i.scale_en, i.bias_en, i.par_zp_rows)) if on]
@@ -551,5 +552,6 @@ class NluLoad(Plan):
         value = np.float32
         self.coefficients = np.array([[getattr(instruction, f"c{s}_{k}") for k in range(5)] for s in range(8)], value)
         self.breakpoints = np.array([getattr(instruction, f"brk{k}") for k in range(7)], value)
+        self.require(bool((self.breakpoints[1:] >= self.breakpoints[:-1]).all()), "the breakpoints do not ascend")
         self.table = self
         self.cycles = 1
