@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coral import isa
+from coral import CoralError, isa
 from coral.chip.errors import Deadlock, RuleViolation
 from coral.chip.layout import DYNAMIC0, ROW_BYTES, SCALAR_NODE, TILES, WIDE0, WIDE_ROWS
 from coral.chip.machine import Machine, Memory, Values
@@ -100,6 +100,7 @@ class Chip:
         if idle:
             if not feeds:
                 return ChipState.IDLE
+            self.memory.abandon()
             self.history, self.told = [], 0
             recording = self.recordings.get(signature(feeds)) if self.replays else None
             if recording is not None and recording.holds(self.memory, self.versions):
@@ -147,10 +148,10 @@ class Chip:
             if self.missing is None:
                 self.check_end(machine)
             machine.evaluate()
-        except Exception:
-            nothing = np.zeros(0, np.int64), np.zeros((0, ROW_BYTES), np.int32)
-            self.memory.close(np.flatnonzero(self.memory.dirty), *nothing)
+        except Exception as error:
             self.machine, self.pending, self.versions = None, [], self.versions + 1
+            if isinstance(error, CoralError) and self.machine_type is Machine:
+                machine.release()
             raise
         state = ChipState.FINISHED if self.missing is None else ChipState.NEEDS_HOST
         delivered = list(machine.host.delivered)
@@ -183,6 +184,8 @@ class Chip:
         self.settle(own, stay, ids)
         self.take(info)
         self.machine, self.pending = None, [(int(t), d) for t, d in early] + self.pending
+        if self.machine_type is Machine:
+            machine.release()
 
     def settle(self, own: NDArray[Any], stay: NDArray[Any], ids: NDArray[np.int32]) -> None:
         """Wide memory after a program: rows that it used, rows that it loaded and the identifiers of their bytes."""

@@ -109,7 +109,6 @@ class Memory:
         self.staging = {s: np.zeros((n, UNIT_BYTES[s]), np.int32) for s, n in STAGING_UNITS.items()}
         self.scaling: Ids = np.zeros((TILES, SCALING_ENTRIES, 8), np.int32)
         self.unread = np.zeros((TILES, WIDE_ROWS), bool)
-        self.dirty.fill(False)
 
     def settle(self) -> tuple[Rows, Rows, Ids]:
         """Wide rows that the program wrote for its own use, and those it loaded to stay with their identifiers."""
@@ -121,8 +120,14 @@ class Memory:
         wide, resident, lost = self.wide.reshape(-1, ROW_BYTES), self.resident.reshape(-1), self.lost.reshape(-1)
         lost[own] |= resident[own]
         resident[own], resident[stay], lost[stay] = False, True, False
+        self.dirty.fill(False)
         wide[own] = 0
         wide[stay] = np.where(ids > 0, (WIDE0 + stay * ROW_BYTES)[:, None] + np.arange(ROW_BYTES), 0)
+
+    def abandon(self) -> None:
+        """Forget what a program wrote that did not come to its end."""
+        if self.dirty.any():
+            self.close(np.flatnonzero(self.dirty), np.zeros(0, np.int64), np.zeros((0, ROW_BYTES), np.int32))
 
     def note(self, tile: int, rows: Any, stay: bool) -> None:
         """Rows of wide memory are written, to stay for later programs or not."""
@@ -404,6 +409,11 @@ class Machine:
                     unit.run()
             else:
                 return
+
+    def release(self) -> None:
+        """Break the circles of references when all is done, so that memory is free at once."""
+        for name in ("units", "dispatchers", "core", "scalar_memory", "idle_watchers", "waiters", "ready", "lazy"):
+            self.__dict__.pop(name, None)
 
     def evaluate(self) -> None:
         """Compute the values of everything recorded so far."""

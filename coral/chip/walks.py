@@ -189,5 +189,15 @@ def signed16(value: int) -> int:
 
 
 def gates(instruction: Any, sides: Sequence[Nest]) -> tuple[Gate, ...]:
-    """The wait records of an instruction; ``sides`` are its source and destination nests (or the only one)."""
+    """The wait records of an instruction; ``sides`` are its source and destination nests (or the only one).
+
+    :raises UnknownInstruction: a record names a counter that does not exist
+    """
+    counters = type(instruction).wait_spec.counters
+    for wait in instruction.waits():
+        if wait.ctr >= len(counters):
+            raise UnknownInstruction(
+                f"{sides[0].where} (opcode {instruction.opcode:#04x}): wait for counter {wait.ctr}, there are "
+                f"{len(counters)}"
+            )
     return tuple(Gate(w, sides[w.side if len(sides) > 1 else 0]) for w in instruction.waits())
