@@ -23,7 +23,9 @@ class Logging(SoftwareStick):
         self.blocks: list[tuple[int, int]] = []
         super().__init__(chip=FakeChip(), **options)
 
-    def control(self, request_type: int, request: int, value: int, index: int, data_or_length: Any) -> bytes | None:
+    def control(
+        self, request_type: int, request: int, value: int, index: int, data_or_length: Any, *, first: bool = True
+    ) -> bytes | None:
         if request_type & 0x60 == 0x20:
             self.dfu_requests[request_type, request] += 1
             if request == 1:

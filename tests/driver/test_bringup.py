@@ -91,8 +91,8 @@ def test_open_on_a_running_stick_left_by_a_dead_process() -> None:
     bus.sticks[0].interrupt(0)
     generation = bus.sticks[0].generation
     program = execution_program("A64 O64 !")
-    first._handle.submit_out(0x01, b"\x40\0\0\0\1\0\0\0half")  # pyright: ignore[reportArgumentType] - dies in mid-DMA
-    first._handle.close()
+    first._session.handle.submit_out(0x01, b"\x40\0\0\0\1\0\0\0half")  # pyright: ignore[reportArgumentType] - dies in mid-DMA
+    first._session.handle.close()
     second = open_on(bus, firmware=None, clock="max")
     assert bus.sticks[0].generation == generation
     from driver.bench import check

@@ -98,6 +98,14 @@ class Device:
     def getProductID(self) -> int:
         return self.ids[1]
 
+    def getSerialNumberDescriptor(self) -> int:
+        return int(self.ports == [4])
+
+    def getSerialNumber(self) -> str:
+        if self.context.usb1.open_error:
+            raise USBError(self.context.usb1.open_error)
+        return "S4"
+
     def getBusNumber(self) -> int:
         return 2
 
@@ -173,7 +181,10 @@ def test_search(usb1: Usb1) -> None:
     ]
     bus.devices()
     assert usb1.log == ["open context", "close context"] * 2, "every search in a context of its own"
-    assert [stick.path for stick in driver.list_sticks(bus)] == ["2-1.3", "2-4"]
+    assert [(stick.path, stick.serial) for stick in driver.list_sticks(bus)] == [("2-1.3", ""), ("2-4", "S4")]
+    assert driver.find(bus, "S4").path == "2-4"
+    usb1.open_error = -3
+    assert [stick.serial for stick in driver.list_sticks(bus)] == ["", ""], "a number that cannot be read is none"
     assert bus.shared
 
 

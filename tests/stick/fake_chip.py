@@ -1,8 +1,9 @@
 """A chip that understands scripts instead of instructions, for tests of what surrounds a chip.
 
-A script is made of 16-byte words: a letter and a length. ``A n`` / ``P n``: ask for n bytes of input / parameters and
-wait for them; ``K n``: parameters that stay resident; ``a n`` / ``p n``: ask only, ``W``: wait for the oldest asked;
-``O n``: n bytes of output; ``!``: interrupt 0; ``N``: the program goes on in the next chunk; ``X``: an error.
+A script is made of 16-byte words: a letter, a length, and the host address that its descriptor names (``A8@0x100``).
+``A n`` / ``P n``: ask for n bytes of input / parameters and wait for them; ``K n``: parameters that stay resident;
+``a n`` / ``p n``: ask only, ``W``: wait for the oldest asked; ``O n``: n bytes of output; ``!``: interrupt 0; ``N``: the
+program goes on in the next chunk; ``X``: an error.
 Output k of a program is a function of the resident parameters, all bytes consumed so far, and k.
 """
 
@@ -39,7 +40,10 @@ class ScriptError(CoralError):
 
 
 def script(*steps: str) -> bytes:
-    words = [struct.pack("<cI11x", step[0].encode(), int(step[1:] or 0)) for step in steps]
+    words = []
+    for step in steps:
+        size, _, address = step[1:].partition("@")
+        words.append(struct.pack("<cIQ3x", step[0].encode(), int(size or 0), int(address or "0", 0)))
     return b"".join(words)
 
 
@@ -58,7 +62,7 @@ class FakeChip:
         self.resets += 1
         self.outputs: deque[bytes] = deque()
         self.interrupts: deque[int] = deque()
-        self.descriptors: list[tuple[int, int]] = []
+        self.descriptors: list[tuple[int, ...]] = []
         self.missing: tuple[int, int] | None = None
         self.resident = b""
         self._queues: dict[int, deque[bytes]] = {tag: deque() for tag in range(3)}
@@ -91,11 +95,11 @@ class FakeChip:
     def _program(self, chunk: bytes) -> Iterator[tuple[int, int]]:
         consumed, asked, produced, position = b"", deque(), 0, 0
         while position < len(chunk):
-            letter, size = struct.unpack_from("<cI", chunk, position)
+            letter, size, address = struct.unpack_from("<cIQ", chunk, position)
             position += 16
             if letter in b"AaPpK":
                 tag = 1 if letter in b"Aa" else 2
-                self.descriptors.append((tag, size))
+                self.descriptors.append((tag, size, address))
                 asked.append((tag, size))
             if letter == b"W":
                 consumed += yield from self._take(*asked.popleft())
@@ -104,11 +108,11 @@ class FakeChip:
             elif letter == b"K":
                 self.resident = yield from self._take(*asked.pop())
             elif letter == b"O":
-                self.descriptors.append((3, size))
+                self.descriptors.append((3, size, address))
                 self.outputs.append(output_bytes(self.resident, consumed, produced, size))
                 produced += 1
             elif letter == b"!":
-                self.descriptors.append((4, 0))
+                self.descriptors.append((4, 0, 0))
                 self.interrupts.append(0)
             elif letter == b"N":
                 chunk, position = (yield from self._take_chunk()), 0
