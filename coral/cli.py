@@ -255,6 +255,24 @@ def verify(
         raise typer.Exit(1)
 
 
+@app.command()
+def trace(
+    model: InputFile,
+    out: Annotated[Path | None, typer.Option("--out", "-o", dir_okay=False, help="Trace to write (JSON).")] = None,
+    picture: Annotated[Path | None, typer.Option(dir_okay=False, help="Picture to write (PNG).")] = None,
+    inputs: Annotated[list[Path] | None, typer.Option("--input", "-i", exists=True, help=INPUTS)] = None,
+    random: Annotated[int | None, typer.Option(metavar="SEED", help="Random inputs (default: seed 0).")] = None,
+    clock: Annotated[str, typer.Option(help="Clock of the chip: max, std, medium or low.")] = "std",
+) -> None:
+    """Show when every unit does what in one call of a compiled MODEL; all times are predicted.
+
+    The trace opens in Perfetto (ui.perfetto.dev) and chrome://tracing.
+    """
+    from coral.apps.trace import trace
+
+    trace(model, out, picture, inputs=inputs or [], random=random, clock=clock)
+
+
 def main() -> None:
     """Run the command line; the process ends here."""
     try:

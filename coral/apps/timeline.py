@@ -1,0 +1,324 @@
+"""When what happens on the chip in one call, predicted: times of every job, along the simulator's own dependencies.
+
+The simulator has no clock: units run in any order their waits allow. Here every counter and queue remembers when it had
+which value, so a job's time follows from the times of what it waited for. Source: docs/timing.md, section Timeline.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from coral import isa, timing
+from coral.apps.direct import DirectChip
+from coral.apps.model import Array, Model
+from coral.chip import Chip
+from coral.chip.layout import SCALAR_NODE, TILES, UNIT_BYTES
+from coral.chip.machine import DONE, Job, Machine, Queue
+from coral.chip.scalar import SCALAR_UNITS, ScalarCore
+from coral.chip.walks import signed16
+from coral.package.program import Base, DmaHint, InstructionHint
+
+PACKET_CYCLES = 4.0
+"""Of 256 bytes on the ring."""
+TO_CHIP, FROM_CHIP = "USB to the chip", "USB from the chip"
+
+
+class History:
+    """When a number that only grows had reached which value: straight lines between known points."""
+
+    def __init__(self, value: float = 0, time: float = 0.0) -> None:
+        self.values, self.times = [float(value)], [time]
+
+    def add(self, value: float, start: float, end: float) -> None:
+        """It grows to ``value`` between two times."""
+        last = self.times[-1]
+        self.values += [self.values[-1], value]
+        self.times += [max(start, last), max(end, last)]
+
+    def when(self, value: float) -> float:
+        """When it reached ``value``."""
+        k = bisect_left(self.values, value)
+        if k == 0:
+            return self.times[0]
+        if k == len(self.values):
+            return self.times[-1]
+        part = (value - self.values[k - 1]) / (self.values[k] - self.values[k - 1])
+        return self.times[k - 1] + part * (self.times[k] - self.times[k - 1])
+
+
+@dataclass
+class Slice:
+    """A job on a unit, in cycles from the call's begin. ``waits`` are (start, end, for what)."""
+
+    place: int
+    unit: str
+    where: str
+    begin: float
+    end: float = 0.0
+    busy: float = 0.0
+    waits: list[tuple[float, float, str]] = field(default_factory=list)
+
+
+@dataclass
+class Timeline:
+    """A call: slices of units (place 0..15 tiles, 16 scalar side) and transfers (unit, name, start, end).
+
+    ``first_reads`` [tile, row] is when resident parameters in wide memory are first read, NaN for rows that are not
+    read and -1 for rows that hold none.
+    """
+
+    slices: list[Slice]
+    transfers: list[tuple[str, str, float, float]]
+    cycles: float
+    clock_hz: float
+    first_reads: np.ndarray
+
+    @property
+    def predicted_seconds(self) -> float:
+        """The fixed cost of a call and the cycles."""
+        return timing.CALL_S + self.cycles / self.clock_hz
+
+
+def record(model: Model, arrays: Mapping[str, Array], clock_hz: float = timing.CLOCK_HZ) -> Timeline:
+    """Runs the chip part of a model once, without USB, and times it. Errors as ``DirectChip.run``."""
+    machines: list[TimedMachine] = []
+    transfers, arrivals = _arrivals(model, clock_hz)
+
+    class Recorded(TimedMachine):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.clock_hz, self.arrivals = clock_hz, arrivals
+            self.core_time = transfers[0][3]
+            machines.append(self)
+
+    target = DirectChip(Chip(replay=False))
+    if model.caching is not None:
+        target.ensure_cached(model.caching)
+    target.chip.machine_type = Recorded
+    target.run(model.program, model.packed({p.number: p.codes(arrays[p.name]) for p in model.inputs}))
+    machine = machines[-1]
+    ends = [s.end for s in machine.slices] + [machine.core_time] + [end for *_, end in transfers]
+    transfers += [(FROM_CHIP, s.where, s.begin, s.end) for s in machine.slices if s.unit == "outfeed to the host"]
+    return Timeline(machine.slices, transfers, max(ends), clock_hz, machine.first_reads)
+
+
+def _arrivals(model: Model, clock_hz: float) -> tuple[list[tuple[str, str, float, float]], dict[int, History]]:
+    """Transfers to the chip, one after the other, and by stream (1 activations, 0 parameters) when bytes are there."""
+    transfers, time = [], 0.0
+    arrivals = {0: History(), 1: History()}
+    for hint in model.program.hints:
+        if isinstance(hint, InstructionHint):
+            name, size, stream = "instructions", len(model.program.bitstreams[hint.chunk].data), None
+        elif isinstance(hint, DmaHint) and not hint.out:
+            parameters = hint.base is Base.PARAMETER
+            name, size, stream = hint.name or hint.base.name.lower(), hint.size, 0 if parameters else 1
+        else:
+            continue
+        end = time + size / timing.TO_CHIP_BYTES_PER_S * clock_hz
+        transfers.append((TO_CHIP, f"{name}, {size:,} bytes", time, end))
+        if stream is not None:
+            arrivals[stream].add(arrivals[stream].values[-1] + size, time, end)
+        time = end
+    return transfers, arrivals
+
+
+class TimedCore(ScalarCore):
+    """A scalar core that takes one cycle per instruction word or bundle."""
+
+    __slots__ = ("dispatching",)
+    machine: TimedMachine
+
+    def spend(self, bundles: int) -> None:
+        super().spend(bundles)
+        if not getattr(self, "dispatching", False):
+            self.machine.core_time += bundles
+
+    def dispatch(self, plan: Any, i: Any) -> None:
+        self.machine.core_time += i.words - 1
+        self.dispatching = True
+        super().dispatch(plan, i)
+        self.dispatching = False
+
+
+class TimedQueue(Queue):
+    """A queue that tells its machine what comes and goes."""
+
+    def __init__(self, machine: TimedMachine) -> None:
+        super().__init__()
+        self.machine, self.history, self.taken = machine, History(), 0
+
+    def put(self, piece: Any) -> None:
+        super().put(piece)
+        self.machine.puts.append((self, self.taken + self.size))
+
+    def take(self, count: int) -> Any:
+        self.machine.takes += [(self, self.taken + 1), (self, self.taken + count)]
+        self.taken += count
+        return super().take(count)
+
+
+class TimedMachine(Machine):
+    """A machine that notes when everything happens."""
+
+    clock_hz: float
+    arrivals: dict[int, History]
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.core = TimedCore(self, arguments[3])
+        self.core_time = 0.0
+        self.slices: list[Slice] = []
+        self.histories = [[History() for _ in counters] for counters in self.counters]
+        self.free: dict[tuple[int, str], float] = {}
+        self.fence_times = [0.0] * (TILES + 1)
+        self.token_times: list[list[float]] = [[] for _ in range(TILES)]
+        self.handed: dict[int, float] = {}
+        self.open: dict[Job, Slice] = {}
+        self.job: Job | None = None
+        self.progress = 0.0
+        self.consumed = {0: 0, 1: 0}
+        self.bumps: list[tuple[int, int, int]] = []
+        self.puts: list[tuple[TimedQueue, int]] = []
+        self.takes: list[tuple[TimedQueue, int]] = []
+        self.ring = {key: TimedQueue(self) for key in self.ring}
+        self.mesh = {key: TimedQueue(self) for key in self.mesh}
+        resident = (self.memory.wide > 0).any(axis=2)
+        self.rows_read: dict[Any, Any] = {}
+        self.first_reads = np.where(resident, np.nan, -1.0)
+
+    def assign(self, place: int, ctr: int, value: int) -> None:
+        if self.job is not None:
+            self.bumps.append((place, ctr, value))
+        else:
+            if place == SCALAR_NODE and self.core.chunk is not None:
+                i: Any = self.core.chunk.at(self.core.pc).instruction
+                if i.wait_mask >> ctr & 1:
+                    self.core_time = max(self.core_time, self._reached(place, ctr, getattr(i, f"thr{ctr}")))
+            time = self.core_time if place == SCALAR_NODE else self.fence_times[place]
+            self.histories[place][ctr] = History(value, time)
+        super().assign(place, ctr, value)
+
+    def dispatched(self, entry: Any) -> None:
+        self.handed[id(entry)] = self.core_time
+
+    def passed(self, place: int, fence: Any) -> None:
+        if place == SCALAR_NODE:
+            times = [self.core_time]
+            for tile in range(TILES):
+                if fence.token_wait and fence.token_tiles >> tile & 1 and self.token_times[tile]:
+                    times.append(self.token_times[tile].pop(0))
+            times += [self.free.get((place, n), 0.0) for k, n in enumerate(SCALAR_UNITS) if fence.idle_mask >> k & 1]
+            self.core_time = max(times)
+            return
+        times = [self.free.get((place, name), 0.0) for name in fence.drains]
+        self.fence_times[place] = max(self.fence_times[place], self.handed[id(fence)], *times)
+        if fence.token:
+            self.token_times[place].append(self.fence_times[place])
+
+    def before(self, job: Job) -> None:
+        self.job, self.progress = job, _progress(job)
+        if job not in self.open:
+            key = job.place, job.plan.unit
+            ready = max(self.free.get(key, 0.0), self.handed.pop(id(job), 0.0), self.fence_times[job.place])
+            name = "outfeed to the host" if getattr(job.plan, "to_host", False) else job.plan.unit
+            self.open[job] = Slice(job.place, name, job.plan.where, ready, ready)
+        self.bumps, self.puts, self.takes = [], [], []
+        self.reason = ", ".join(self._named(job, wait) for wait in job.waiting)
+
+    def after(self, job: Job, state: int) -> None:
+        self.job = None
+        done, part = _progress(job), self.open[job]
+        if done > self.progress or state == DONE:
+            self._time(job, part, done)
+        if state == DONE:
+            self.free[job.place, job.plan.unit] = part.end
+            self.slices.append(self.open.pop(job))
+
+    def _time(self, job: Job, part: Slice, done: float) -> None:
+        """Start and end of what the job has just done; when the counters and queues that it moved had which value."""
+        first, last = [part.end], [part.end]
+        for gate in _gates(job):
+            for times, progress in ((first, self.progress), (last, done - 1e-9)):
+                block = gate.blocks.index(min(int(progress * gate.blocks.steps), gate.blocks.steps - 1))
+                times.append(self._reached(job.place, gate.ctr, gate.base + gate.step * block))
+        for k, (queue, count) in enumerate(self.takes):
+            (first if k == 0 else last).append(queue.history.when(count))
+        plan: Any = job.plan
+        if isinstance(plan.instruction, isa.Pop):
+            stream, size, steps = plan.stream, UNIT_BYTES[plan.stream], plan.nest.steps
+            arrival = self.arrivals[stream]
+            first.append(arrival.when(self.consumed[stream] + size))
+            self.consumed[stream] += round((done - self.progress) * steps) * size
+            last.append(arrival.when(self.consumed[stream]))
+        start, cycles = max(first), _cycles(job, self.clock_hz) * (done - self.progress)
+        end = max(start + cycles, max(last) + min(cycles, 1.0))
+        if start > part.end:
+            part.waits.append((part.end, start, self.reason))
+        part.busy, part.end = part.busy + cycles, end
+        for place, ctr, value in self.bumps:
+            self.histories[place][ctr].add(value, start, end)
+        for queue, count in self.puts:
+            queue.history.add(count, start, end)
+        if not self.progress and job.place != SCALAR_NODE:
+            self._note_reads(job, start)
+
+    def _note_reads(self, job: Any, time: float) -> None:
+        plan = job.plan
+        if plan not in self.rows_read:
+            rows = np.zeros(0, np.int64)
+            if isinstance(plan.instruction, isa.RingSend | isa.W2n):
+                rows = job.rows
+            elif isinstance(plan.instruction, isa.Op) and plan.par is not None:
+                rows = plan.par.at(0) >> 2
+            self.rows_read[plan] = np.unique(rows)
+        seen, rows = self.first_reads[job.place], self.rows_read[plan]
+        seen[rows[np.isnan(seen[rows])]] = time
+
+    def _reached(self, place: int, ctr: int, threshold: int) -> float:
+        now = self.counters[place][ctr]
+        return self.histories[place][ctr].when(now + signed16(threshold - now))
+
+    def _named(self, job: Job, wait: tuple[int, int] | str) -> str:
+        names: Any = isa.ScalarCounter if job.place == SCALAR_NODE else isa.TileCounter
+        return wait if isinstance(wait, str) else f"{names(wait[0]).name} >= {wait[1]}"
+
+
+def _progress(job: Any) -> float:
+    """The part of a job that is done, 0..1."""
+    plan = job.plan
+    if hasattr(job, "sent"):
+        return (job.sent + job.received) / max(1, plan.sends + plan.receives)
+    if isinstance(plan.instruction, isa.NluLoad):
+        return 0.0
+    if isinstance(plan.instruction, isa.N2w):
+        return job.position / plan.dst.steps
+    return job.position / max(1, plan.nest.steps if hasattr(plan, "nest") else plan.dst.steps)
+
+
+def _gates(job: Any) -> list[Any]:
+    plan = job.plan
+    return [gate for name in ("gates", "data", "space") for gate in getattr(plan, name, ())]
+
+
+def _cycles(job: Any, clock_hz: float) -> float:
+    """Cycles of a whole job without waiting (docs/timing.md, Timeline)."""
+    plan, i = job.plan, job.plan.instruction
+    match i:
+        case isa.Op() | isa.OpMax() | isa.OpSum() | isa.OpResize():
+            return timing.op_cycles(i)
+        case isa.RingSend():
+            return plan.nest.steps * PACKET_CYCLES
+        case isa.RingRecv0() | isa.RingRecv1():
+            return len(job.rows) * PACKET_CYCLES
+        case isa.Outfeed() if plan.to_host:
+            return plan.nest.steps * plan.unit_bytes / timing.FROM_CHIP_BYTES_PER_S * clock_hz
+        case isa.NluLoad():
+            return i.words
+    if hasattr(job, "sent"):
+        return max(plan.sends, plan.receives)
+    return plan.nest.steps if hasattr(plan, "nest") else plan.steps
