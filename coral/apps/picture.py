@@ -78,16 +78,16 @@ def draw(timeline: Timeline, name: str, file: Path) -> None:
     pen.text((LEFT, top + bands * BAND + 16), "milliseconds after the first byte of the call (predicted)", INK)
     pen.text(
         (MARGIN, map_top - 18),
-        "Wide memory of every tile, row 0 left: resident parameters, coloured by when they are first read "
-        "(violet: early, yellow: late, grey: never)",
+        "Wide memory of every tile, row 0 left: resident parameters, coloured by the instruction that first reads them "
+        "(violet: the first layers, yellow: the last, grey: none)",
         INK,
     )
+    colours = memory_colours(timeline.first_readers)
     for tile in range(TILES):
         y = map_top + tile * (BAND + 2)
         pen.text((MARGIN, y), f"tile {tile}", INK)
-        strip = memory_colours(timeline.first_reads[tile], timeline.cycles)
-        columns = np.arange(BINS) * len(strip) // BINS
-        image.paste(pillow.fromarray(np.repeat(strip[columns][None], BAND, axis=0)), (LEFT, y))
+        strip = colours[tile, np.arange(BINS) * colours.shape[1] // BINS]
+        image.paste(pillow.fromarray(np.repeat(strip[None], BAND, axis=0)), (LEFT, y))
     try:
         image.save(file)
     except (OSError, ValueError) as error:
@@ -101,11 +101,14 @@ def paint(canvas: NDArray[np.uint8], band: int, level: NDArray[np.float64], colo
     canvas[band * BAND : (band + 1) * BAND][rows] = colour
 
 
-def memory_colours(first_reads: NDArray[np.float64], cycles: float) -> NDArray[np.uint8]:
-    """A colour per wide row: of the time of the first read, grey where nothing reads, paper without parameters."""
-    part = np.clip(np.nan_to_num(first_reads) / max(cycles, 1e-9), 0, 1) * (len(STOPS) - 1)
+def memory_colours(first_readers: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """A colour per tile and wide row: of its reader's place in the program, grey where there is none, light grey where
+    there are no parameters."""
+    readers = np.unique(first_readers[first_readers >= 0])
+    rank = np.searchsorted(readers, np.nan_to_num(first_readers))
+    part = np.clip(rank / max(len(readers) - 1, 1), 0, 1) * (len(STOPS) - 1)
     low = np.minimum(part.astype(int), len(STOPS) - 2)
-    colours = STOPS[low] + (STOPS[low + 1] - STOPS[low]) * (part - low)[:, None]
-    colours[np.isnan(first_reads)] = UNREAD
-    colours[first_reads < 0] = GREY
+    colours = STOPS[low] + (STOPS[low + 1] - STOPS[low]) * (part - low)[..., None]
+    colours[np.isnan(first_readers)] = UNREAD
+    colours[first_readers < 0] = GREY
     return colours.astype(np.uint8)

@@ -26,6 +26,7 @@ from coral.package.program import Base, DmaHint, InstructionHint
 PACKET_CYCLES = 4.0
 """Of 256 bytes on the ring."""
 TO_CHIP, FROM_CHIP = "USB to the chip", "USB from the chip"
+CORE, OUTFEED = "scalar core", "outfeed to the host"
 
 
 class History:
@@ -68,15 +69,15 @@ class Slice:
 class Timeline:
     """A call: slices of units (place 0..15 tiles, 16 scalar side) and transfers (unit, name, start, end).
 
-    ``first_reads`` [tile, row] is when resident parameters in wide memory are first read, NaN for rows that are not
-    read and -1 for rows that hold none.
+    ``first_readers`` [tile, row] is the word of the instruction that first reads resident parameters in wide memory,
+    NaN for rows that nothing reads and -1 for rows that hold none.
     """
 
     slices: list[Slice]
     transfers: list[tuple[str, str, float, float]]
     cycles: float
     clock_hz: float
-    first_reads: np.ndarray
+    first_readers: np.ndarray
 
     @property
     def predicted_seconds(self) -> float:
@@ -101,10 +102,15 @@ def record(model: Model, arrays: Mapping[str, Array], clock_hz: float = timing.C
         target.ensure_cached(model.caching)
     target.chip.machine_type = Recorded
     target.run(model.program, model.packed({p.number: p.codes(arrays[p.name]) for p in model.inputs}))
-    machine = machines[-1]
+    machine, rate = machines[-1], clock_hz / timing.FROM_CHIP_BYTES_PER_S
+    outputs = [s for s in machine.slices if s.unit == OUTFEED]
+    transfers += [(FROM_CHIP, s.where, s.begin, s.end) for s in outputs]
+    pushed = sum(size for tag, size in target.chip.descriptors if tag == isa.Tag.OUTPUT) * rate
+    pushed -= sum(s.busy for s in outputs)
+    if pushed > 1:
+        transfers.append((FROM_CHIP, "words pushed by the scalar core", machine.core_time, machine.core_time + pushed))
     ends = [s.end for s in machine.slices] + [machine.core_time] + [end for *_, end in transfers]
-    transfers += [(FROM_CHIP, s.where, s.begin, s.end) for s in machine.slices if s.unit == "outfeed to the host"]
-    return Timeline(machine.slices, transfers, max(ends), clock_hz, machine.first_reads)
+    return Timeline(machine.slices, transfers, max(ends), clock_hz, machine.first_readers)
 
 
 def _arrivals(model: Model, clock_hz: float) -> tuple[list[tuple[str, str, float, float]], dict[int, History]]:
@@ -135,8 +141,10 @@ class TimedCore(ScalarCore):
 
     def spend(self, bundles: int) -> None:
         super().spend(bundles)
+        machine = self.machine
         if not getattr(self, "dispatching", False):
-            self.machine.core_time += bundles
+            start, machine.core_time = machine.core_time, machine.core_time + bundles
+            machine.core_works(f"bundles at word {self.pc}", start, bundles)
 
     def dispatch(self, plan: Any, i: Any) -> None:
         self.machine.core_time += i.words - 1
@@ -172,6 +180,7 @@ class TimedMachine(Machine):
         super().__init__(*arguments)
         self.core = TimedCore(self, arguments[3])
         self.core_time = 0.0
+        self.last_work: Slice | None = None
         self.slices: list[Slice] = []
         self.histories = [[History() for _ in counters] for counters in self.counters]
         self.free: dict[tuple[int, str], float] = {}
@@ -189,7 +198,7 @@ class TimedMachine(Machine):
         self.mesh = {key: TimedQueue(self) for key in self.mesh}
         resident = (self.memory.wide > 0).any(axis=2)
         self.rows_read: dict[Any, Any] = {}
-        self.first_reads = np.where(resident, np.nan, -1.0)
+        self.first_readers = np.where(resident, np.nan, -1.0)
 
     def assign(self, place: int, ctr: int, value: int) -> None:
         if self.job is not None:
@@ -213,19 +222,32 @@ class TimedMachine(Machine):
                 if fence.token_wait and fence.token_tiles >> tile & 1 and self.token_times[tile]:
                     times.append(self.token_times[tile].pop(0))
             times += [self.free.get((place, n), 0.0) for k, n in enumerate(SCALAR_UNITS) if fence.idle_mask >> k & 1]
-            self.core_time = max(times)
+            if max(times) > self.core_time:
+                start, self.core_time = self.core_time, max(times)
+                waits = [(start, self.core_time, "its fence")]
+                where = f"{fence.mnemonic} at word {self.core.pc}"
+                self.slices.append(Slice(place, CORE, where, start, self.core_time, waits=waits))
             return
         times = [self.free.get((place, name), 0.0) for name in fence.drains]
         self.fence_times[place] = max(self.fence_times[place], self.handed[id(fence)], *times)
         if fence.token:
             self.token_times[place].append(self.fence_times[place])
 
+    def core_works(self, where: str, start: float, cycles: float) -> None:
+        """The scalar core is busy; work without a pause is one slice."""
+        last = self.last_work
+        if last is not None and last.end == start:
+            last.end, last.busy = start + cycles, last.busy + cycles
+        else:
+            self.last_work = Slice(SCALAR_NODE, CORE, where, start, start + cycles, cycles)
+            self.slices.append(self.last_work)
+
     def before(self, job: Job) -> None:
         self.job, self.progress = job, _progress(job)
         if job not in self.open:
             key = job.place, job.plan.unit
             ready = max(self.free.get(key, 0.0), self.handed.pop(id(job), 0.0), self.fence_times[job.place])
-            name = "outfeed to the host" if getattr(job.plan, "to_host", False) else job.plan.unit
+            name = OUTFEED if getattr(job.plan, "to_host", False) else job.plan.unit
             self.open[job] = Slice(job.place, name, job.plan.where, ready, ready)
         self.bumps, self.puts, self.takes = [], [], []
         self.reason = ", ".join(self._named(job, wait) for wait in job.waiting)
@@ -265,9 +287,9 @@ class TimedMachine(Machine):
         for queue, count in self.puts:
             queue.history.add(count, start, end)
         if not self.progress and job.place != SCALAR_NODE:
-            self._note_reads(job, start)
+            self._note_reads(job)
 
-    def _note_reads(self, job: Any, time: float) -> None:
+    def _note_reads(self, job: Any) -> None:
         plan = job.plan
         if plan not in self.rows_read:
             rows = np.zeros(0, np.int64)
@@ -276,8 +298,8 @@ class TimedMachine(Machine):
             elif isinstance(plan.instruction, isa.Op) and plan.par is not None:
                 rows = plan.par.at(0) >> 2
             self.rows_read[plan] = np.unique(rows)
-        seen, rows = self.first_reads[job.place], self.rows_read[plan]
-        seen[rows[np.isnan(seen[rows])]] = time
+        seen, rows = self.first_readers[job.place], self.rows_read[plan]
+        seen[rows[np.isnan(seen[rows])]] = plan.word
 
     def _reached(self, place: int, ctr: int, threshold: int) -> float:
         now = self.counters[place][ctr]

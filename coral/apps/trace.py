@@ -55,7 +55,8 @@ def trace(
         draw(timeline, path.name, picture)
     Console().print(
         f"{path.name}: predicted {timeline.predicted_seconds * 1e3:.3f} ms per call at "
-        f"{timeline.clock_hz / 1e6:.0f} MHz, of which {timing.CALL_S * 1e3:.3f} ms fixed; {len(timeline.slices):,} jobs",
+        f"{timeline.clock_hz / 1e6:.0f} MHz, of which {timing.CALL_S * 1e3:.3f} ms fixed; "
+        f"{len(timeline.slices):,} jobs",
         highlight=False,
         markup=False,
     )
