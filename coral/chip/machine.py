@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coral import isa
+from coral.chip.blas import one_thread
 from coral.chip.errors import Hazard
 from coral.chip.layout import (
     DYNAMIC0,
@@ -420,8 +421,9 @@ class Machine:
         if self.trace.items:
             nodes = self.builder.build()
             self.recording.actions.append(Compute(nodes))
-            for node in nodes:
-                node.run(self.values)
+            with one_thread():
+                for node in nodes:
+                    node.run(self.values)
 
     def unfinished(self) -> list[Unit]:
         """Units with jobs left."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coral.chip.blas import one_thread
 from coral.chip.errors import ChipError
 from coral.chip.layout import DYNAMIC0, ROW_BYTES, TILES, WIDE0, WIDE_ROWS
 from coral.chip.scalar_code import Partial, Run
@@ -64,8 +65,9 @@ class Compute:
     nodes: list[Node]
 
     def replay(self, run: Replay) -> None:
-        for node in self.nodes:
-            node.run(run.values)
+        with one_thread():
+            for node in self.nodes:
+                node.run(run.values)
 
 
 @dataclass
