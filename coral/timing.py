@@ -56,8 +56,22 @@ def estimated_cycles(streams: Iterable[bytes]) -> float:
 
 
 def chip_cycles(streams: Iterable[bytes]) -> float:
-    """Predicted cycles of a program on a stick: the ops of the busiest tile, in which everything else hides."""
-    return _busiest(streams, op_cycles)
+    """Predicted cycles of a program on a stick: the ops of the busiest tile, behind which data movement hides, and
+    loops of nothing but scalar bundles (softmax of the older compiler), one cycle per bundle."""
+    streams = list(streams)
+    return _busiest(streams, op_cycles) + sum(map(scalar_loop_cycles, streams))
+
+
+def scalar_loop_cycles(stream: bytes) -> int:
+    """Bundles that the scalar core executes in loops of nothing but bundles."""
+    placed = dict(isa.decode(stream))
+    total = 0
+    for word, loop in placed.items():
+        if isinstance(loop, isa.Loop):
+            body = range(word + 1, word + 1 + loop.body)
+            if all(isinstance(placed.get(k), isa.Scalar) for k in body):
+                total += loop.count * loop.body
+    return total
 
 
 def _busiest(streams: Iterable[bytes], cost: Any) -> float:
