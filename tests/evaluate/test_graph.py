@@ -120,7 +120,9 @@ def test_errors_are_coral_errors() -> None:
 def test_size_limit() -> None:
     for shape in ((2**14, 2**13), (-1, 2)):
         graph = single("RESHAPE", [FC[0], tensor("y", shape, "i1", [1], [0])], (0,))
-        with pytest.raises(EvaluateError, match=r"operator 0, RESHAPE 'y': tensor 'y' has the shape .* supported are up to 67108864"):
+        with pytest.raises(
+            EvaluateError, match=r"operator 0, RESHAPE 'y': tensor 'y' has the shape .* supported are up to 67108864"
+        ):
             run(graph, X)
 
 
