@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from coral import CoralError
+from coral import CoralError, timing
 from coral.codegen.fc import INPUT, OUTPUT, FcQuant, FcShape, FullyConnected, fully_connected
 from coral.codegen.machine import FORWARD_FIFO_ROW, GROUP, TILES, WORD_BYTES
 from coral.driver import Buffer, Prepared, prepare
@@ -24,8 +24,6 @@ PROGRAMS = 256
 """Execution programs kept ready."""
 HEADER_BYTES, EVENT_BYTES = 8, 16
 """USB overhead: header of a transfer to the chip, end-of-run event."""
-TO_CHIP_BYTES_PER_S, FROM_CHIP_BYTES_PER_S = 330e6, 55e6
-CALL_S = 100e-6
 
 
 class RuntimeFault(CoralError):
@@ -288,12 +286,8 @@ def _call_plan(fc: FullyConnected, clock_hz: int) -> CallPlan:
     """The prediction: transfer times, a fixed cost per call, and one cycle per step of the busiest tile."""
     program = fc.execution
     instructions = sum(len(bitstream.data) for bitstream in program.bitstreams)
-    seconds = (
-        CALL_S
-        + (instructions + fc.input_bytes) / TO_CHIP_BYTES_PER_S
-        + fc.output_bytes / FROM_CHIP_BYTES_PER_S
-        + fc.shape.groups_per_tile * fc.shape.words / clock_hz
-    )
+    steps = fc.shape.groups_per_tile * fc.shape.words
+    seconds = timing.call_seconds(steps, instructions + fc.input_bytes, fc.output_bytes, clock_hz)
     return CallPlan(prepare(program), instructions, fc.input_bytes, fc.output_bytes, seconds)
 
 

@@ -168,7 +168,7 @@ def test_stats_of_one_call(runtime):
     loader = s.usb_bytes - (s.instruction_bytes + 64 + 64 + 17 * 256 + 8 * transfers + 16 * events)
     assert loader % 16 == 0
     assert 500 < loader < s.instruction_bytes < 4096
-    expected = 100e-6 + (s.instruction_bytes + 64) / 330e6 + 64 / 55e6 + 16 / CLOCK_HZ
+    expected = 142e-6 + (s.instruction_bytes + 64) / 330e6 + 64 / 55e6 + 16 / CLOCK_HZ
     assert s.predicted_seconds_per_call == pytest.approx(expected)
 
 
