@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from math import prod
+from collections.abc import Callable, Iterable, Sequence
 
 from coral import isa
 from coral.codegen.builder import OP_UNIT, Builder, counter_mask
 from coral.codegen.errors import ShapeError
-from coral.codegen.machine import ALL_TILES, BIAS_ENTRY, ROW_UNITS, ROW_WORDS, SCALAR_CORE, WORD_BYTES, ceil_div, round_up
+from coral.codegen.machine import BIAS_ENTRY, ROW_UNITS, ROW_WORDS, SCALAR_CORE, WORD_BYTES, ceil_div, round_up
 from coral.codegen.network.graph import Add, AveragePool, Conv, Requantise, Stage
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import MAX_LOOP, Level, Product, merge
@@ -23,6 +22,8 @@ Placed = dict[int, int]
 
 def placed(plan: Plan, stage: Stage, name: str) -> Placed:
     """Where the windows on an input begin, for all tiles with results to compute."""
+    if stage.output in plan.spread:
+        return {plan.own(name): plan.spread_tiles(stage.output)}
     found: Placed = {}
     for part in plan.active(stage.output):
         address = plan.window_address(name, stage, part)
@@ -130,6 +131,17 @@ def _relay(b: Builder, p: Product, piece: Piece, tiles: int) -> None:
     )
 
 
+def layer(b: Builder, plan: Plan, wide: Wide, stage: Conv, exchange: Callable[[], None]) -> None:
+    """A layer with broadcast weights; ``exchange`` brings the halo while the weights are on their way."""
+    p, fifo = wide.products[stage.output], wide.fifos[stage.output]
+    tiles = plan.mask(plan.active(stage.output))
+    receive_weights(b, p, fifo, tiles)
+    exchange()
+    for x, same in placed(plan, stage, stage.inputs[0]).items():
+        product_op(b, p, stage, plan, fifo, x, plan.own(stage.output), same)
+    broadcast(b, p, wide.pieces[stage.output], tiles)
+
+
 def product_op(b: Builder, p: Product, stage: Conv, plan: Plan, fifo: Fifo, x: int, y: int, tiles: int) -> None:
     """The multiplications of a layer on the tiles whose first window begins at ``x``."""
     inner, outer = list(fifo.inner), list(fifo.outer)
@@ -195,7 +207,7 @@ def output_stage(plan: Plan, stage: Stage) -> dict[str, float]:
 
 def levels(address: int, nest: list[Level], where: str) -> Walk:
     """The walk of a nest, in as few levels as possible; ShapeError if the hardware has not that many."""
-    merged = merge(nest)
+    merged = merge(nest, MAX_LOOP)
     if len(merged) > 8:
         raise ShapeError(f"{where}: its operands need {len(merged)} levels, a walk has 8")
     return Walk(address, [s for s, _ in merged], [n for _, n in merged])
@@ -204,15 +216,15 @@ def levels(address: int, nest: list[Level], where: str) -> Walk:
 # stages of four channels at a time: constants in wide memory, no other unit
 
 
-def own_levels(plan: Plan, name: str) -> list[Level]:
-    """Words of a tensor's own positions on a tile, of all images."""
+def word_levels(plan: Plan, name: str, stage: Stage) -> list[Level]:
+    """Words of a tensor at the positions that a tile owns of a stage's output, of all images."""
     block = plan.blocks[name]
     words = plan.channels(name) // WORD_BYTES
     if name in plan.spread:
         return [(WORD_BYTES, block.position // WORD_BYTES)]
-    rows, columns = plan.splits[name]
-    nest = [(WORD_BYTES, words), (block.position, columns.extent), (block.row, rows.extent), (block.image, plan.images)]
-    return list(merge(nest))
+    (rows, columns), (sy, sx) = plan.splits[stage.output], (1, 1) if name == stage.output else stage.window.stride
+    nest = [(WORD_BYTES, words), (sx * block.position, columns.extent), (sy * block.row, rows.extent)]
+    return [*nest, (block.image, plan.images)]
 
 
 def _word_op(
@@ -221,18 +233,14 @@ def _word_op(
     stage: Stage,
     starts: Placed,
     inner: list[Level],
-    nests: tuple[list[Level], list[Level]],
     weights: tuple[int, list[Level]],
     **fields: float,
 ) -> None:
-    """One word of results per ``inner`` loops; nests of the input and the output have the same number of steps."""
+    """One word of results per ``inner`` loops."""
     where = f"stage {stage.output!r}"
-    reads, writes = nests
+    reads, writes = word_levels(plan, stage.inputs[0], stage), word_levels(plan, stage.output, stage)
     loops = [n for _, n in inner]
-    words = prod(n for _, n in reads)
-    across = next((d for d in range(words // MAX_LOOP + 1, words + 1) if words % d == 0 and words // d <= MAX_LOOP), 0)
-    outer = [words // across, across] if across > 1 else [words]
-    mask = (1 << len(loops)) - 1
+    outer = [n for _, n in merge(reads, MAX_LOOP)]
     full = [*loops, *outer]
     row, strides = weights
     for address, tiles in starts.items():
@@ -247,7 +255,7 @@ def _word_op(
             acc_chain=int(bool(loops)),
             acc_init=1,
             group_loop=len(full) - 1,
-            reduce_mask=mask,
+            reduce_mask=(1 << len(loops)) - 1,
             out_ch=WORD_BYTES - 1,
             out_ch_last=WORD_BYTES - 1,
             **{**output_stage(plan, stage), **fields},
@@ -257,30 +265,30 @@ def _word_op(
 def add(b: Builder, plan: Plan, wide: Wide, stage: Add) -> None:
     """ADD and SUB: 16-bit weights on the halves of a word, first operand, then second."""
     first, second = stage.inputs
-    distance = plan.own(second) - plan.own(first)
-    inner = [(2, 2), (distance, 2)]
-    _word_op(
-        b,
-        plan,
-        stage,
-        {plan.own(first): _tiles(plan, stage)},
-        inner,
-        (own_levels(plan, first), own_levels(plan, stage.output)),
-        (wide.constant(add_rows(stage)), [(ROW_UNITS, 4)]),
-        par16=1,
-        in_zp=0,
-        w_zp=add_zero(stage),
-        mult=stage.mult,
-        acc_offset=stage.offset,
-    )
+    starts, others = placed(plan, stage, first), placed(plan, stage, second)
+    for one, tiles in starts.items():
+        for two, same in others.items():
+            if tiles & same:
+                _word_op(
+                    b,
+                    plan,
+                    stage,
+                    {one: tiles & same},
+                    [(2, 2), (two - one, 2)],
+                    (wide.constant(add_rows(stage)), [(ROW_UNITS, 4)]),
+                    par16=1,
+                    in_zp=0,
+                    w_zp=add_zero(stage),
+                    mult=stage.mult,
+                    acc_offset=stage.offset,
+                )
 
 
 def requantise(b: Builder, plan: Plan, wide: Wide, stage: Requantise) -> None:
     """Clamps, multiplier, spline on every word."""
-    tiles = _tiles(plan, stage)
+    starts = placed(plan, stage, stage.inputs[0])
     if stage.spline is not None:
-        load_spline(b, tiles, stage.spline)
-    (x,) = stage.inputs
+        load_spline(b, sum(starts.values()), stage.spline)
     fields = {"nlu_en": int(stage.spline is not None), "acc_offset": stage.offset, "mult": stage.mult}
     if stage.spline is not None and stage.spline.odd:
         fields["nlu_odd"] = 3
@@ -288,9 +296,8 @@ def requantise(b: Builder, plan: Plan, wide: Wide, stage: Requantise) -> None:
         b,
         plan,
         stage,
-        {plan.own(x): tiles},
+        starts,
         [],
-        (own_levels(plan, x), own_levels(plan, stage.output)),
         (wide.constant(identity_rows()), []),
         **fields,
     )
@@ -299,18 +306,13 @@ def requantise(b: Builder, plan: Plan, wide: Wide, stage: Requantise) -> None:
 def average(b: Builder, plan: Plan, wide: Wide, stage: AveragePool) -> None:
     """Sums over windows, four channels at a time."""
     (name,) = stage.inputs
-    a, o, words = plan.blocks[name], plan.blocks[stage.output], plan.channels(name) // WORD_BYTES
-    (rows, columns), (kh, kw), (sy, sx) = plan.splits[stage.output], stage.window.kernel, stage.window.stride
-    taps = [(a.position, kw), (a.row, kh)]
-    reads = [(WORD_BYTES, words), (sx * a.position, columns.extent), (sy * a.row, rows.extent), (a.image, plan.images)]
-    writes = [(WORD_BYTES, words), (o.position, columns.extent), (o.row, rows.extent), (o.image, plan.images)]
+    a, (kh, kw) = plan.blocks[name], stage.window.kernel
     _word_op(
         b,
         plan,
         stage,
         placed(plan, stage, name),
-        taps,
-        (reads, writes),
+        [(a.position, kw), (a.row, kh)],
         (wide.constant(identity_rows()), [(0, kw), (0, kh)]),
         mult=stage.mult,
     )
@@ -322,10 +324,3 @@ def load_spline(b: Builder, tiles: int, spline: Spline) -> None:
     table = {f"c{s}_{power}": float(c) for s, row in enumerate(spline.coefficients) for power, c in enumerate(row)}
     table |= {f"brk{k}": float(x) for k, x in enumerate(spline.breakpoints)}
     b.emit(isa.NluLoad, tile_mask=tiles, table_mode=NLU_MODE, **table)
-
-
-def _tiles(plan: Plan, stage: Stage) -> int:
-    if stage.output in plan.spread:
-        return plan.spread_tiles(stage.output)
-    tiles = plan.mask(plan.active(stage.output))
-    return tiles if tiles else ALL_TILES

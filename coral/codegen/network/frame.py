@@ -10,7 +10,6 @@ from coral.codegen.builder import INPUT_CREDIT, N2W_UNIT, Builder
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import (
     ALL_TILES,
-
     GROUP,
     INPUT_UNIT_BYTES,
     ROW_BYTES,
@@ -26,8 +25,8 @@ from coral.codegen.network.products import merge
 from coral.isa import ScalarCounter, TileCounter, Wait, Walk
 from coral.package.program import Layer, Layout
 
-INPUT_WORDS = 1 << 15
-"""Words of one stream to a tile: its FIFO compares counts of words modulo 2**16."""
+INPUT_WORDS = 40_000
+"""Words of one stream to a tile; its FIFO compares counts of words modulo 2**16, narrow memory has 49,152."""
 
 
 def input_layer(plan: Plan, batch: int) -> Layer:
@@ -50,6 +49,12 @@ class Band:
     offset: int
     size: int
     targets: tuple[tuple[int, Walk], ...]
+
+    @property
+    def units(self) -> tuple[int, int]:
+        """First staging unit and number of units."""
+        first = self.offset // INPUT_UNIT_BYTES
+        return first, ceil_div(self.offset + self.size, INPUT_UNIT_BYTES) - first
 
 
 def bands(plan: Plan) -> list[Band]:
@@ -86,13 +91,14 @@ def receive_input(b: Builder, plan: Plan, total_bytes: int) -> None:
     """Start the host's transfer and bring every tile what its windows need of the input."""
     name = plan.network.input
     parts = bands(plan)
-    # Bands that overlap are fed more often than popped: less credit, or the signed comparison of the counts wraps.
-    again = ceil_div(max(0, sum(part.size for part in parts) - total_bytes), INPUT_UNIT_BYTES) + 2 * len(parts)
-    overlapping = any(a.offset + a.size > b.offset for a, b in zip(parts, parts[1:], strict=False))
-    credit = INPUT_CREDIT - again if overlapping else INPUT_CREDIT
-    if overlapping and total_bytes > credit * INPUT_UNIT_BYTES:
+    # Units that several bands send count as sent again: with less credit they stay in the staging buffer, and the
+    # signed comparison of the counts does not wrap.
+    fed = sum(part.units[1] for part in parts)
+    credit = INPUT_CREDIT - max(0, fed - total_bytes // INPUT_UNIT_BYTES)
+    if credit < INPUT_CREDIT // 8:
         raise ShapeError(
-            f"input {name!r} has {total_bytes} bytes in overlapping bands, the limit is {credit * INPUT_UNIT_BYTES}"
+            f"input {name!r} has {total_bytes} bytes, of which tiles need {fed * INPUT_UNIT_BYTES}, more than "
+            f"{(INPUT_CREDIT - INPUT_CREDIT // 8) * INPUT_UNIT_BYTES} of them again"
         )
     b.prologue()
     b.scalar_fence(ctr_mask=1 << ScalarCounter.AVDATA_POP | 1 << ScalarCounter.AVDATA_INFEED)
@@ -103,8 +109,8 @@ def receive_input(b: Builder, plan: Plan, total_bytes: int) -> None:
     b.input_dma(total_bytes)
     _unpack(b, plan, parts)
     for band in parts:
-        start = band.offset // INPUT_UNIT_BYTES * INPUT_UNIT_BYTES
-        blocks.infeed_input(b, start, round_up(band.offset + band.size - start, INPUT_UNIT_BYTES), band.tiles)
+        first, units = band.units
+        blocks.infeed_input(b, first * INPUT_UNIT_BYTES, units * INPUT_UNIT_BYTES, band.tiles)
     if not plan.vector_input:
         _borders(b, plan)
 
@@ -124,18 +130,16 @@ def _unpack(b: Builder, plan: Plan, parts: list[Band]) -> None:
             skip = band.offset % INPUT_UNIT_BYTES // WORD_BYTES
             packets = ceil_div(band.size + skip * WORD_BYTES, ROW_BYTES)
             words = band.size // WORD_BYTES
-            if words >= INPUT_WORDS * 2 - 2 * ROW_WORDS:
+            if words >= INPUT_WORDS:
                 raise ShapeError(f"input {plan.network.input!r}: {words} words to one tile, the limit is {INPUT_WORDS}")
+            arrived = b.count(TileCounter.RING_READ_A, band.tiles) + 1
+            free = blocks.signed16(b.count(TileCounter.WIDE_TO_NARROW, band.tiles) - ROW_WORDS - skip)
             for mask, walk in band.targets:
-                key = (walk, skip, packets)
+                key = (walk, skip, packets, arrived)
                 unpackers[key] = unpackers.get(key, 0) | mask
-            key = (skip, packets)
+            key = (packets, free)
             consumers[key] = consumers.get(key, 0) | band.tiles
-        thresholds = {
-            key: (b.count(TileCounter.RING_READ_A, mask) + 1, b.count(TileCounter.WIDE_TO_NARROW, mask) - ROW_WORDS)
-            for key, mask in consumers.items()
-        }
-        for (walk, skip, packets), mask in unpackers.items():
+        for (walk, skip, packets, arrived), mask in unpackers.items():
             dropped = {}
             if skip:
                 first = walk.addr
@@ -147,25 +151,17 @@ def _unpack(b: Builder, plan: Plan, parts: list[Band]) -> None:
                 src=Walk(FIXED_ROW, [1, 0], [1, packets], slot_level=1, slot_stride=1),
                 dst=walk,
                 sig_dst=0,
-                waits=[Wait(TileCounter.RING_READ_A, thresholds[skip, packets][0], level=1)],
+                waits=[Wait(TileCounter.RING_READ_A, arrived, level=1)],
                 unpack_level=len(walk.counts),
                 **dropped,
             )
-        for (skip, packets), mask in consumers.items():
+        for (packets, free), mask in consumers.items():
             b.emit(
                 isa.RingRecv0,
                 tile_mask=mask,
                 dst=Walk(FIXED_ROW, [1, 0], [1, packets], slot_level=1, slot_stride=1),
                 sig_dst=1,
-                waits=[
-                    Wait(
-                        TileCounter.WIDE_TO_NARROW,
-                        blocks.signed16(thresholds[skip, packets][1] - skip),
-                        level=1,
-                        step=ROW_WORDS,
-                        side=1,
-                    )
-                ],
+                waits=[Wait(TileCounter.WIDE_TO_NARROW, free, level=1, step=ROW_WORDS, side=1)],
             )
 
 
@@ -188,8 +184,9 @@ def _borders(b: Builder, plan: Plan) -> None:
             fill(part, y0, (y1 - y0) * block.row, plan.images, block.image)
         if slack and (columns.low[c] < 0 or columns.high[c] > t.x):
             fill(part, rows.split.start(r) - rows.before, slack, rows.total * plan.images + 1, block.row)
+    value = 0x01010101 * plan.border_value(name)
     for walk, tiles in fills.items():
-        b.emit(isa.MeshNorth, tile_mask=tiles, dst=walk, fill_en=1, fill_value=0x01010101 * t.zero_point)
+        b.emit(isa.MeshNorth, tile_mask=tiles, dst=walk, fill_en=1, fill_value=value)
 
 
 @dataclass(frozen=True)
@@ -268,5 +265,3 @@ def send_output(b: Builder, plan: Plan, name: str, batch: int) -> None:
         blocks.outfeed(b, round_up(share.size, INPUT_UNIT_BYTES))
         blocks.ring_send(b, share.tile, share.size)
     b.output_wait()
-
-

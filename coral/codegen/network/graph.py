@@ -67,9 +67,7 @@ POINT = Window()
 
 def same(size: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int]) -> Window:
     """TFLite's SAME padding on ``size`` = (rows, columns)."""
-    pads = tuple(
-        max((-(-n // s) - 1) * s + k - n, 0) // 2 for n, k, s in zip(size, kernel, stride, strict=True)
-    )
+    pads = tuple(max((-(-n // s) - 1) * s + k - n, 0) // 2 for n, k, s in zip(size, kernel, stride, strict=True))
     return Window(kernel, stride, (pads[0], pads[1]))
 
 
@@ -156,7 +154,7 @@ class Multiply(Stage):
 
 @dataclass(frozen=True)
 class Requantise(Stage):
-    """(x - zero point + offset) times ``mult``, through ``spline``: RELU family, QUANTIZE, LOGISTIC, TANH, constants."""
+    """(x - zero point + offset) times ``mult``, through ``spline``: RELU, QUANTIZE, LOGISTIC, TANH, constants."""
 
     mult: float = 1.0
     offset: int = 0
@@ -183,7 +181,9 @@ class Network:
         for stage in self.stages:
             unknown = [name for name in stage.inputs if name not in known]
             if unknown or stage.output in known or stage.output not in self.tensors:
-                problem = f"reads {unknown[0]!r}, which nothing wrote" if unknown else "writes what exists or is unknown"
+                problem = (
+                    f"reads {unknown[0]!r}, which nothing wrote" if unknown else "writes what exists or is unknown"
+                )
                 raise CodegenError(f"network {self.name!r}: the stage of {stage.output!r} {problem}")
             known.add(stage.output)
             self._check(stage)
@@ -209,7 +209,9 @@ class Network:
                 )
         if isinstance(stage, Concatenate):
             parts = [self.tensors[name] for name in stage.inputs]
-            if sum(t.c for t in parts) != y.c or any((t.y, t.x, t.zero_point) != (y.y, y.x, y.zero_point) for t in parts):
+            if sum(t.c for t in parts) != y.c or any(
+                (t.y, t.x, t.zero_point) != (y.y, y.x, y.zero_point) for t in parts
+            ):
                 raise ShapeError(f"{where}: the inputs do not make up {y}")
         elif not isinstance(stage, Conv | Dense) and any(self.tensors[name].c != y.c for name in stage.inputs):
             raise ShapeError(f"{where}: {y.c} channels from inputs of {[self.tensors[n].c for n in stage.inputs]}")

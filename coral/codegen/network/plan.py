@@ -1,4 +1,4 @@
-"""Where everything lies: tiling, narrow memory, blocks of depthwise layers. Source: docs/network.md, sections Tiling, Memory.
+"""Where everything lies: tiling, narrow memory, blocks of layers. Source: docs/network.md, sections Tiling, Memory.
 
 A plan is made before anything is emitted; every limit is checked here.
 """
@@ -8,12 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd
 
-import numpy as np
-
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import ALL_TILES, GROUP, ROW_BYTES, TILES, WIDE_ROWS, WORD_BYTES, ceil_div, mask_of, round_up
 from coral.codegen.network.graph import (
-    POINT,
     Add,
     Concatenate,
     Conv,
@@ -24,8 +21,8 @@ from coral.codegen.network.graph import (
     Network,
     Stage,
     Tensor,
-    Window,
 )
+from coral.codegen.network.rewrite import with_dense_layers, with_padded_input
 from coral.codegen.network.tiling import Grid, Halo, Reach, Split
 
 NARROW_BYTES = 192 * 1024
@@ -40,7 +37,7 @@ MAX_PACK = 8
 class Block:
     """Bytes of a tensor on every tile: address of the first own position, strides of positions, rows and images.
 
-    ``inner`` = (rows, columns) != (1, 1): positions lie in blocks, [block][channel word][position in block][4 channels].
+    ``inner`` = (rows, columns) != (1, 1): blocks of positions, [block][channel word][position in block][4 channels].
     """
 
     address: int
@@ -54,7 +51,7 @@ class Plan:
     """Geometry of a network on a grid of tiles, ``images`` per tile one behind the other."""
 
     def __init__(self, network: Network, grid: Grid, images: int) -> None:
-        network = with_dense_windows(network) if grid.slots == TILES else network
+        network = with_dense_layers(network, shared=grid.slots == 1 and images == 1)
         self.network, self.grid, self.images = with_padded_input(network), grid, images
         self.tensors, self.stages = self.network.tensors, self.network.stages
         self.roots = self._roots()
@@ -62,7 +59,7 @@ class Plan:
         self.blocking = {s.output: self._block(s) for s in self.stages if type(s) is Depthwise}
         self.splits = {name: self._split(tensor) for name, tensor in self.tensors.items()}
         self.packing = self._packing()
-        self.halos = {name: self._halo(name) for name in set(root for root, _ in self.roots.values())}
+        self.halos = {name: self._halo(name) for name in {root for root, _ in self.roots.values()}}
         self.blocks, self.narrow_bytes = self._allocate()
 
     # what the tensors look like
@@ -78,7 +75,9 @@ class Plan:
                     if roots[name] != (name, 0) or name == self.network.input:
                         raise ShapeError(f"{name!r} belongs to two concatenations or is an input; it must be copied")
                     if part.c % WORD_BYTES:
-                        raise ShapeError(f"{name!r} has {part.c} channels, parts of a concatenation have multiples of 4")
+                        raise ShapeError(
+                            f"{name!r} has {part.c} channels, parts of a concatenation have multiples of 4"
+                        )
                     roots[name] = (root, offset)
                     offset += part.c
         return roots
@@ -86,20 +85,16 @@ class Plan:
     def _spread(self) -> dict[str, int]:
         """Vectors cut over all tiles -> groups of 64 channels per tile."""
         spread: dict[str, int] = {}
-        if self.grid.slots == TILES:
-            return spread
         for stage in self.stages:
             if isinstance(stage, Dense):
-                if self.grid.slots != 1:
-                    raise ShapeError(f"{stage.output!r}: dense layers need a grid of 1 x 1 or 4 x 4, not {self.grid}")
                 spread[stage.output] = ceil_div(ceil_div(self.tensors[stage.output].c, GROUP), TILES)
-            elif any(name in spread for name in stage.inputs):
+            elif stage.inputs[0] in spread:
                 spread[stage.output] = spread[stage.inputs[0]]
         return spread
 
     def _block(self, stage: Stage) -> tuple[int, int]:
         """Outputs per block of a depthwise layer: the fewest steps, if only a pointwise layer reads the result."""
-        y, w = self.tensors[stage.output], stage.window
+        y = self.tensors[stage.output]
         readers = list(self.network.readers(y.name))
         if y.name in self.network.outputs or not all(type(r) is Conv and r.window.pointwise for r in readers):
             return (1, 1)
@@ -110,7 +105,6 @@ class Plan:
             for bx in range(1, MAX_BLOCK // by + 1)
             if extents[0] % by == 0 and extents[1] % bx == 0 and depthwise_rows(y.c, (by, bx), stage) <= BLOB_ROWS
         ]
-
 
         def cost(block: tuple[int, int]) -> float:
             outputs = block[0] * block[1]
@@ -161,8 +155,11 @@ class Plan:
         columns = (pack - 1) * w.stride[1] + w.kernel[1]
         if not self.is_packed(stage):
             return columns * ceil_div(c, WORD_BYTES)
-        margin = -w.pad[1] * c % WORD_BYTES
-        return ceil_div(margin + columns * c, WORD_BYTES)
+        return ceil_div(self.margin_bytes(stage) + columns * c, WORD_BYTES)
+
+    def margin_bytes(self, stage: Stage) -> int:
+        """Bytes of the input that a block reads in front of its first window, to begin at a whole word."""
+        return -stage.window.pad[1] * self.tensors[stage.inputs[0]].c % WORD_BYTES
 
     def _packing(self) -> dict[str, int]:
         """Output -> neighbouring outputs per block, of the convolutions where that is more than one or necessary."""
@@ -184,11 +181,12 @@ class Plan:
                 if isinstance(stage, Concatenate | Dense):
                     continue
                 if any(self.roots[name][0] == root for name in stage.inputs):
-                    w = stage.window
-                    reaches.append(Reach(w.kernel[axis], w.stride[axis], w.pad[axis], self.splits[stage.output][axis]))
+                    reaches.append(self.reach(stage, axis))
             halo = Halo.of(self.splits[root][axis], reaches)
-            if root == self.network.input and halo.split.parts == 1:
-                halo = replace(halo, high=(max(halo.high[0], halo.split.size),))
+            if root == self.network.input:
+                halo = replace(halo, fills=True)  # nothing computes the positions behind the last ones
+                if halo.split.parts == 1:
+                    halo = replace(halo, high=(max(halo.high[0], halo.split.size),))
             axes.append(halo)
         return axes[0], axes[1]
 
@@ -249,7 +247,8 @@ class Plan:
             return Block(0, size, size, size)
         rows, columns = self.halos[root]
         if root == self.network.input:
-            return Block(0, *[round_up(t.size, WORD_BYTES)] * 3) if self.vector_input else self._band(root)
+            size = round_up(t.size, WORD_BYTES)
+            return Block(0, size, size, size) if self.vector_input else self._band(root)
         inner = self.blocking.get(root, (1, 1))
         position = round_up(t.c, WORD_BYTES)
         row = position * columns.total
@@ -299,7 +298,9 @@ class Plan:
                 names = [self.roots[name][0] for name in stage.inputs]
                 a, b = (shapes[name] for name in names)
                 if a.position != b.position or self.network.input in names:
-                    raise ShapeError(f"{stage.output!r}: operands of different layout ({a.position}, {b.position} bytes)")
+                    raise ShapeError(
+                        f"{stage.output!r}: operands of different layout ({a.position}, {b.position} bytes)"
+                    )
                 for name, shape in zip(names, (a, b), strict=True):
                     if (shape.row, shape.image) != (max(a.row, b.row), max(a.image, b.image)):
                         shapes[name] = self._restride(name, shape, max(a.row, b.row), max(a.image, b.image))
@@ -314,9 +315,7 @@ class Plan:
     def at(self, name: str, part: tuple[int, int], y: int, x: int) -> int:
         """Byte address, on the tiles of block ``part``, of a position of the whole tensor."""
         block, (rows, columns) = self.blocks[name], self.splits[self.roots[name][0]]
-        return (
-            block.address + (y - rows.start(part[0])) * block.row + (x - columns.start(part[1])) * block.position
-        )
+        return block.address + (y - rows.start(part[0])) * block.row + (x - columns.start(part[1])) * block.position
 
     def own(self, name: str) -> int:
         """Byte address of the first own position, the same on every tile."""
@@ -342,7 +341,7 @@ class Plan:
         (rows, columns), w = self.splits[stage.output], stage.window
         y = rows.start(part[0]) * w.stride[0] - w.pad[0]
         x = columns.start(part[1]) * w.stride[1] - w.pad[1]
-        return self.at(name, part, y, x)
+        return self.at(name, part, y, x) - (self.margin_bytes(stage) if self.is_packed(stage) else 0)
 
     @property
     def vector_input(self) -> bool:
@@ -350,19 +349,36 @@ class Plan:
         readers = list(self.network.readers(self.network.input))
         return bool(readers) and all(isinstance(s, Dense) and s.output in self.spread for s in readers)
 
+    def reach(self, stage: Stage, axis: int) -> Reach:
+        """The windows of a stage along an axis."""
+        w = stage.window
+        return Reach(w.kernel[axis], w.stride[axis], w.pad[axis], self.splits[stage.output][axis])
+
     def needs_exchange(self, stage: Stage, name: str) -> bool:
         """Whether a stage reads positions of an inner tensor that its own tiles did not compute."""
         root = self.roots[name][0]
-        if root == self.network.input or root in self.spread or isinstance(stage, Dense) and stage.output in self.spread:
+        if (
+            root == self.network.input
+            or root in self.spread
+            or (isinstance(stage, Dense) and stage.output in self.spread)
+        ):
             return False
-        return any(halo.fills or halo.hops for halo in self.halos[root]) and not stage.window.pointwise
+        return any(
+            (r := self.reach(stage, axis)).leaves(self.splits[root][axis].size) or r.crosses(self.splits[root][axis])
+            for axis in (0, 1)
+        )
 
     def border_value(self, root: str) -> int:
         """What windows find outside a tensor."""
         readers = [s for s in self.stages if any(self.roots[name][0] == root for name in s.inputs)]
-        maxima = {isinstance(s, MaxPool) and s.window.pad != (0, 0) for s in readers if not s.window.pointwise}
+        maxima = {
+            isinstance(s, MaxPool)
+            for s in readers
+            if not isinstance(s, Concatenate | Dense)
+            and any(self.reach(s, axis).leaves(self.splits[root][axis].size) for axis in (0, 1))
+        }
         if maxima == {True, False}:
-            raise ShapeError(f"{root!r} is read by padded maximum pools and by other windows; it must be copied")
+            raise ShapeError(f"{root!r} is read by padded maximum pools and by other padded windows; it must be copied")
         return 0 if maxima == {True} else self.tensors[root].zero_point
 
     def channels(self, name: str) -> int:
@@ -370,7 +386,7 @@ class Plan:
         return round_up(self.tensors[name].c, WORD_BYTES)
 
 
-def gathered(stage: Dense) -> str:
+def gathered(stage: Stage) -> str:
     """Name of the place where a dense layer over all tiles finds its whole input."""
     return f"{stage.output}:gathered"
 
@@ -412,39 +428,6 @@ def depthwise_rows(channels: int, block: tuple[int, int], stage: Stage, header: 
     groups, rows = ceil_div(channels, WORD_BYTES), header + depthwise_steps(block, stage)
     columns = relay_columns(block)
     return ceil_div(groups * rows * columns, GROUP) if columns else groups * rows
-
-
-def with_dense_windows(network: Network) -> Network:
-    """Dense layers as convolutions with windows as large as the map: what they are where a tile holds a whole image."""
-    stages = []
-    for s in network.stages:
-        if isinstance(s, Dense):
-            x = network.tensors[s.inputs[0]]
-            weights = s.weights.reshape(-1, x.y, x.x, x.c)
-            s = Conv(s.inputs, s.output, s.clamps, weights, s.bias, s.w_zp, s.mult, Window((x.y, x.x)))
-        stages.append(s)
-    return replace(network, stages=tuple(stages))
-
-
-def with_padded_input(network: Network) -> Network:
-    """If positions of the input are no whole words and anything but one convolution reads them: an exact copy first."""
-    x = network.tensors[network.input]
-    readers = list(network.readers(x.name))
-    if x.c % WORD_BYTES == 0 or all(isinstance(r, Dense) for r in readers):
-        return network
-    if len(readers) == 1 and type(readers[0]) is Conv:
-        return network
-    padded = replace(x, name=f"{x.name}:padded")
-    identity = np.zeros((x.c, 1, 1, x.c), np.uint8)
-    identity[range(x.c), 0, 0, range(x.c)] = 1
-    limits = (float(-x.zero_point), float(255 - x.zero_point))
-    copy = Conv((x.name,), padded.name, limits, identity, None, 0, 1.0, POINT)
-    stages = tuple(
-        replace(s, inputs=tuple(padded.name if name == x.name else name for name in s.inputs)) for s in network.stages
-    )
-    return Network(
-        network.name, {**network.tensors, padded.name: padded}, x.name, (copy, *stages), network.outputs
-    )
 
 
 def gathered_bytes(plan: Plan, name: str) -> int:

@@ -74,7 +74,9 @@ class Product:
         width = self.relay or GROUP
         data = np.zeros((self.groups, self.header + self.steps, width, WORD_BYTES), np.uint8)
         if self.scale is not None:
-            data[:, 0, : self.columns] = self.scale.astype(np.float32).view(np.uint8).reshape(self.groups, -1, WORD_BYTES)
+            data[:, 0, : self.columns] = (
+                self.scale.astype(np.float32).view(np.uint8).reshape(self.groups, -1, WORD_BYTES)
+            )
         data[:, self.header - 1, : self.columns] = self.bias.view(np.uint8).reshape(self.groups, -1, WORD_BYTES)
         data[:, self.header :, : self.columns] = self.weights
         flat = data.reshape(-1)
@@ -184,7 +186,7 @@ def _packed(plan: Plan, stage: Conv) -> Product:
     if o.position != n4:
         raise ShapeError(f"layer {y!r} writes into a concatenation and reads the input of {c} channels: copy it first")
     in_bytes = plan.is_packed(stage)
-    margin, channels = (-stage.window.pad[1] * c % WORD_BYTES, c) if in_bytes else (0, plan.channels(x))
+    margin, channels = (plan.margin_bytes(stage), c) if in_bytes else (0, plan.channels(x))
     kernel = np.full((n, kh, kw, channels), stage.w_zp, np.uint8)
     kernel[..., :c] = stage.weights
     matrix = np.full((pack, n4, kh, words * WORD_BYTES), stage.w_zp, np.uint8)
@@ -300,15 +302,15 @@ def gathered_order(plan: Plan, name: str) -> np.ndarray:
     return np.concatenate(blocks)
 
 
-def merge(levels: list[Level]) -> tuple[Level, ...]:
-    """The same addresses in fewer levels."""
+def merge(levels: list[Level], limit: int = 1 << 16) -> tuple[Level, ...]:
+    """The same addresses in fewer levels of at most ``limit`` steps."""
     out: list[Level] = []
     for stride, count in levels:
         if count == 1 and out:
             continue
         if out and out[-1][1] == 1:
             out[-1] = (stride, count)
-        elif out and stride == out[-1][0] * out[-1][1]:
+        elif out and stride == out[-1][0] * out[-1][1] and out[-1][1] * count <= limit:
             out[-1] = (out[-1][0], out[-1][1] * count)
         else:
             out.append((stride, count))

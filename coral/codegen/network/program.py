@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
+from coral import isa
 from coral.codegen import blocks
 from coral.codegen.builder import V14, Builder
 from coral.codegen.errors import CodegenError, ShapeError
@@ -18,7 +19,6 @@ from coral.codegen.network.graph import (
     AveragePool,
     Concatenate,
     Conv,
-    Dense,
     MaxPool,
     Network,
     Requantise,
@@ -27,7 +27,6 @@ from coral.codegen.network.graph import (
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.tiling import Grid
 from coral.codegen.network.wide import PIECE_ROWS, Wide
-from coral import isa
 from coral.isa import Walk
 from coral.package.program import Base, Bitstream, DmaHint, InstructionHint, InterruptHint, Kind, Program
 
@@ -167,38 +166,33 @@ class NetworkProgram:
         plan, wide = self.plan, self.wide
         if isinstance(stage, Concatenate):
             return
-        if isinstance(stage, Dense) and stage.output in plan.spread:
+        new = {plan.roots[name][0] for name in stage.inputs if plan.needs_exchange(stage, name)} - exchanged
+        exchanged |= new
+        if isinstance(stage, Conv) or new or plan.network.input in stage.inputs:
             b.barrier()
-            if not plan.vector_input or stage.inputs[0] != plan.network.input:
-                vectors.gather(b, plan, stage)
-            vectors.dense(b, plan, wide.products[stage.output], stage, wide.spread_rows[stage.output])
+
+        def exchange() -> None:
+            for root in sorted(new):
+                windows.exchange(b, plan, root, plan.border_value(root))
+
+        if isinstance(stage, Conv):
+            if stage.output in plan.spread:
+                vectors.dense(b, plan, wide, stage)
+            else:
+                emit.layer(b, plan, wide, stage, exchange)
             return
-        new = [name for name in stage.inputs if plan.needs_exchange(stage, name) and plan.roots[name][0] not in exchanged]
-        first = plan.network.input in stage.inputs
-        if isinstance(stage, Conv) or new or first:
-            b.barrier()
-        if isinstance(stage, Conv):
-            p, fifo, pieces = wide.products[stage.output], wide.fifos[stage.output], wide.pieces[stage.output]
-            tiles = plan.mask(plan.active(stage.output))
-            emit.receive_weights(b, p, fifo, tiles)
-        for name in new:
-            root = plan.roots[name][0]
-            windows.exchange(b, plan, root, plan.border_value(root))
-            exchanged.add(root)
-        if isinstance(stage, Conv):
-            for x, mask in emit.placed(plan, stage, stage.inputs[0]).items():
-                emit.product_op(b, p, stage, plan, fifo, x, plan.own(stage.output), mask)
-            emit.broadcast(b, p, pieces, tiles)
-        elif isinstance(stage, MaxPool):
-            windows.maximum(b, plan, stage)
-        elif isinstance(stage, AveragePool):
-            emit.average(b, plan, wide, stage)
-        elif isinstance(stage, Add):
-            emit.add(b, plan, wide, stage)
-        elif isinstance(stage, Requantise):
-            emit.requantise(b, plan, wide, stage)
-        else:
-            raise CodegenError(f"stage {stage.output!r}: {type(stage).__name__} has no generator")
+        exchange()
+        match stage:
+            case MaxPool():
+                windows.maximum(b, plan, stage)
+            case AveragePool():
+                emit.average(b, plan, wide, stage)
+            case Add():
+                emit.add(b, plan, wide, stage)
+            case Requantise():
+                emit.requantise(b, plan, wide, stage)
+            case _:
+                raise CodegenError(f"stage {stage.output!r}: {type(stage).__name__} has no generator")
 
     def pack(self, x: np.ndarray) -> bytes:
         """Input bytes of images uint8 [n, y, x, c], n up to ``batch``; missing ones and columns that fill up a

@@ -70,13 +70,20 @@ class Reach:
     pad: int
     outputs: Split
 
+    def leaves(self, size: int) -> bool:
+        """Whether windows of real outputs read outside ``size`` positions."""
+        return self.pad > 0 or (self.outputs.size - 1) * self.stride + self.kernel - self.pad > size
+
+    def crosses(self, split: Split) -> bool:
+        """Whether windows read what another part owns."""
+        own = {p: split.range(p) for p in range(split.parts)}
+        return any(s < own[p][0] or e > own[p][1] for p, (s, e) in self.ranges().items())
+
     def ranges(self) -> dict[int, tuple[int, int]]:
         """Part -> first position that its windows read, and behind the last; parts of phantoms alone read nothing."""
         length = (self.outputs.extent - 1) * self.stride + self.kernel
         starts = {
-            p: self.outputs.start(p) * self.stride - self.pad
-            for p in range(self.outputs.parts)
-            if self.outputs.real(p)
+            p: self.outputs.start(p) * self.stride - self.pad for p in range(self.outputs.parts) if self.outputs.real(p)
         }
         return {p: (start, start + length) for p, start in starts.items()}
 
@@ -99,7 +106,7 @@ class Halo:
         """The halo for all windows on a tensor."""
         parts = range(split.parts)
         own = [split.range(p) for p in parts]
-        outside = [r for r in reaches if any(s < own[p][0] or e > own[p][1] for p, (s, e) in r.ranges().items())]
+        outside = [r for r in reaches if r.leaves(split.size) or r.crosses(split)]
         low = [min([own[p][0], *(r.ranges()[p][0] for r in outside if p in r.ranges())]) for p in parts]
         high = [max([own[p][1], *(r.ranges()[p][1] for r in outside if p in r.ranges())]) for p in parts]
         for p in parts[1:]:
@@ -124,7 +131,7 @@ class Halo:
         """Ranges (from the next part, from the previous one) that a part takes in the ``hop``-th exchange, 1..."""
         start, extent = self.split.start(part), self.split.extent
         after = (start + hop * extent, min(start + (hop + 1) * extent, self.high[part], self.split.size))
-        before = (max(start - hop * extent, self.low[part], 0), start - (hop - 1) * extent)
+        before = (max(start - hop * extent, self.low[part], 0), min(start - (hop - 1) * extent, self.split.size))
         return after, before
 
     @property

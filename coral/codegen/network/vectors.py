@@ -1,4 +1,4 @@
-"""Dense layers over all tiles: every tile gets the whole input and computes its share. Source: docs/network.md, Vectors."""
+"""Dense layers over all tiles: each gets the whole input and computes its share. Source: docs/network.md, Vectors."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from coral.codegen.machine import (
     GROUP,
     ROW_BYTES,
     ROW_UNITS,
-    TILES,
     WORD_BYTES,
     ceil_div,
     mask_of,
     round_up,
 )
-from coral.codegen.network.emit import output_stage, own_levels
-from coral.codegen.network.graph import Dense
+from coral.codegen.network.emit import output_stage
+from coral.codegen.network.graph import Conv
 from coral.codegen.network.plan import FIXED_ROW, Plan, gathered, gathered_bytes, gathered_tiles
-from coral.codegen.network.products import Product
+from coral.codegen.network.products import Level, merge
+from coral.codegen.network.wide import Wide
 from coral.isa import TileCounter, Wait, Walk
 
 
-def gather(b: Builder, plan: Plan, stage: Dense) -> None:
+def gather(b: Builder, plan: Plan, stage: Conv) -> None:
     """All tiles' own parts of a tensor to every tile, one behind the other."""
     (name,) = stage.inputs
     senders, size = gathered_tiles(plan, name), gathered_bytes(plan, name)
@@ -43,13 +43,13 @@ def gather(b: Builder, plan: Plan, stage: Dense) -> None:
         unpack_level=1,
     )
     b.emit(isa.RingRecv0, tile_mask=ALL_TILES, dst=Walk(arrivals, [1], [packets * len(senders)]), sig_dst=0)
-    nest = own_levels(plan, name)
+    nest = own_words(plan, name)
     tiles = mask_of(senders)
     ready = b.count(TileCounter.NARROW_TO_WIDE, tiles) + 1
     b.emit(
         isa.N2w,
         tile_mask=tiles,
-        src=Walk(plan.own(name) // WORD_BYTES, [s // WORD_BYTES or 1 for s, _ in nest], [n for _, n in nest]),
+        src=Walk(plan.own(name) // WORD_BYTES, [s for s, _ in nest], [n for _, n in nest]),
         dst=Walk(fifo, [1], [packets]),
         sig_dst=1,
         pack_level=len(nest),
@@ -69,12 +69,25 @@ def gather(b: Builder, plan: Plan, stage: Dense) -> None:
     b.drain()
 
 
-def dense(b: Builder, plan: Plan, p: Product, stage: Dense, row: int) -> None:
-    """A tile's share of the outputs, with weights that stay on it, from wide row ``row`` on."""
+def own_words(plan: Plan, name: str) -> tuple[Level, ...]:
+    """Walk, in words, over what a tile owns of a tensor."""
+    block = plan.blocks[name]
+    if name in plan.spread:
+        return ((1, block.position // WORD_BYTES),)
+    rows, columns = plan.splits[name]
+    words = plan.channels(name) // WORD_BYTES
+    return merge([(1, words), (block.position // WORD_BYTES, columns.extent), (block.row // WORD_BYTES, rows.extent)])
+
+
+def dense(b: Builder, plan: Plan, wide: Wide, stage: Conv) -> None:
+    """Every tile's share of the outputs, with weights that stay on it."""
+    p, row = wide.products[stage.output], wide.spread_rows[stage.output]
     per_tile = plan.spread[stage.output]
     rows_per_group = p.header + p.steps
     outputs = plan.tensors[stage.output].c
     from_host = stage.inputs[0] == plan.network.input
+    if not from_host:
+        gather(b, plan, stage)
     x = plan.own(stage.inputs[0] if from_host else gathered(stage))
 
     def share(tile: int) -> tuple[int, int]:
@@ -86,9 +99,7 @@ def dense(b: Builder, plan: Plan, p: Product, stage: Dense, row: int) -> None:
     for (groups, last), same in groupby(used, share):
         tiles = mask_of(same)
         first = b.count(TileCounter.WIDE_TO_SCALING, tiles) + 1
-        blocks.load_scaling(
-            b, tiles, row, groups, row_step=rows_per_group, scale=p.scale is not None, bias=True
-        )
+        blocks.load_scaling(b, tiles, row, groups, row_step=rows_per_group, scale=p.scale is not None, bias=True)
         columns = p.columns if groups > 1 else last
         short = {"last_dim": 1, "last_cnt": last // WORD_BYTES - 1} if groups > 1 and last != columns else {}
         loops = [p.steps, groups]
@@ -97,9 +108,7 @@ def dense(b: Builder, plan: Plan, p: Product, stage: Dense, row: int) -> None:
             tile_mask=tiles,
             loops=loops,
             inp=Walk(x, [WORD_BYTES, 0], loops),
-            out=Walk(
-                plan.own(stage.output), [WORD_BYTES, GROUP], [columns // WORD_BYTES, groups], **short
-            ),
+            out=Walk(plan.own(stage.output), [WORD_BYTES, GROUP], [columns // WORD_BYTES, groups], **short),
             par=Walk(ROW_UNITS * (row + p.header), [ROW_UNITS, ROW_UNITS * rows_per_group], loops),
             psum=Walk(0, [0, 0], loops, slot_level=1, slot_stride=ROW_UNITS),
             sig_av=1,
@@ -116,5 +125,3 @@ def dense(b: Builder, plan: Plan, p: Product, stage: Dense, row: int) -> None:
             out_ch_last=last - 1,
             **output_stage(plan, stage),
         )
-
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -15,6 +16,7 @@ from coral.codegen.network.products import Level, Product, product_of
 
 PIECE_ROWS = 300
 """Weights of a layer longer than this are cut into pieces on several tiles."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -84,11 +86,11 @@ class Wide:
         self._add_constants()
         self.spread_rows = {name: self._add_spread(p) for name, p in self.products.items() if name in plan.spread}
         lowest = self.common if self.parts else 0
+        if not self.products:
+            self._constant(identity_rows())
         self.pieces = self._place({t: max(row, lowest) for t, row in enumerate(base_rows) if row is not None})
         self.used = max(piece.row + piece.rows for piece, _ in self.parts) if self.parts else 0
-        self.fifos = {
-            name: self._fifo(name, p, top) for name, p in self.products.items() if name not in plan.spread
-        }
+        self.fifos = {name: self._fifo(name, p, top) for name, p in self.products.items() if name not in plan.spread}
         scratch = max([0, *gather_rows(plan), *pool_rows(plan)])
         self.floor = min([FIXED_ROW - scratch, *(f.sums_row for f in self.fifos.values())])
         if self.floor < self.used:
@@ -143,7 +145,7 @@ class Wide:
         for name, data in rows.items():
             count = 1 if self.products[name].relay else ceil_div(len(data), self.piece_rows)
             edges = [len(data) * k // count for k in range(count + 1)]
-            cuts += [(b - a, name, a) for a, b in zip(edges, edges[1:], strict=False)]
+            cuts += [(b - a, name, a) for a, b in pairwise(edges)]
         for size, name, first in sorted(cuts, key=lambda cut: -cut[0]):
             tile = min(fill, key=lambda t: (fill[t], t))
             piece = Piece(1 << tile, fill[tile], first, size)

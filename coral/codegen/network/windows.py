@@ -6,16 +6,14 @@ from math import prod
 
 from coral import isa
 from coral.codegen.builder import N2W_UNIT, Builder
-from coral.codegen.machine import GROUP, ROW_UNITS, ROW_WORDS, WORD_BYTES
-from coral.codegen.network.graph import MaxPool
+from coral.codegen.machine import GROUP, ROW_UNITS, WORD_BYTES
 from coral.codegen.network.emit import levels, output_stage, placed
+from coral.codegen.network.graph import MaxPool
 from coral.codegen.network.plan import FIXED_ROW, Plan, pool_shape
 from coral.codegen.network.products import Level, merge
 from coral.isa import FenceUnit, Walk
 
-MESH_UNITS = sum(
-    1 << u for u in (FenceUnit.MESH_SOUTH, FenceUnit.MESH_WEST, FenceUnit.MESH_NORTH, FenceUnit.MESH_EAST)
-)
+MESH_UNITS = sum(1 << u for u in (FenceUnit.MESH_SOUTH, FenceUnit.MESH_WEST, FenceUnit.MESH_NORTH, FenceUnit.MESH_EAST))
 Box = tuple[tuple[int, int], tuple[int, int]]
 """Rows and columns of the whole tensor, ends excluded."""
 
@@ -128,7 +126,10 @@ def maximum(b: Builder, plan: Plan, stage: MaxPool) -> None:
                 isa.N2w,
                 tile_mask=tiles,
                 src=Walk(
-                    (address + image * a.image) // WORD_BYTES, strides, [WORD_BYTES, width, quads, height, groups], **shortened
+                    (address + image * a.image) // WORD_BYTES,
+                    strides,
+                    [WORD_BYTES, width, quads, height, groups],
+                    **shortened,
                 ),
                 dst=Walk(first, [1], [height * quads * groups]),
                 sig_dst=1,
@@ -167,5 +168,3 @@ def maximum(b: Builder, plan: Plan, stage: MaxPool) -> None:
             acc_offset=-y.zero_point,
             **output_stage(plan, stage),
         )
-
-

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from codegen.network.reference import run_network
 from coral.chip import Chip, ChipState
 from coral.codegen import network as nw
 from coral.package.program import Program
 from coral.package.tensors import unpack_output
-
-from codegen.network.reference import run_network
 
 
 def run(chip: Chip, program: Program, data: bytes = b"") -> bytes:
@@ -60,7 +61,7 @@ class Maker:
         self.tensors, self.stages, self.last = {"x": first}, [], "x"
 
     def zero(self) -> int:
-        return int(self.rng.choice([0, 128, 255, self.rng.integers(0, 256)]))
+        return int(self.rng.choice([0, 128, 255, int(self.rng.integers(0, 256))]))
 
     def tensor(self, y: int, x: int, c: int, zero: int | None = None) -> str:
         name = f"t{len(self.tensors)}"
@@ -124,11 +125,24 @@ class Maker:
     def add(self, a: str, b: str) -> str:
         t = self.tensors[a]
         name = self.tensor(t.y, t.x, t.c)
-        w = tuple(int(v) for v in self.rng.integers(1, 32768, 2))
+        w = (int(self.rng.integers(1, 32768)), int(self.rng.integers(1, 32768)))
         if self.rng.integers(3) == 0:
             w = (w[0], -w[1])
         offset = -(w[0] * t.zero_point + w[1] * self.tensors[b].zero_point)
-        self.stages.append(nw.Add((a, b), name, self.clamps(name), w, offset, float(np.float32(0.7 / max(map(abs, w))))))
+        self.stages.append(
+            nw.Add((a, b), name, self.clamps(name), w, offset, float(np.float32(0.7 / max(map(abs, w)))))
+        )
+        self.last = name
+        return name
+
+    def concatenate(self, parts: list[str]) -> str:
+        first = self.tensors[parts[0]]
+        for part in parts[1:]:
+            self.tensors[part] = replace(self.tensors[part], zero_point=first.zero_point)
+            index = next(i for i, s in enumerate(self.stages) if s.output == part)
+            self.stages[index] = replace(self.stages[index], clamps=self.clamps(part))
+        name = self.tensor(first.y, first.x, sum(self.tensors[p].c for p in parts), first.zero_point)
+        self.stages.append(nw.Concatenate(tuple(parts), name, (0.0, 0.0)))
         self.last = name
         return name
 

@@ -40,6 +40,7 @@ def _stage(net: nw.Network, stage: nw.Stage, xs: list[np.ndarray]) -> np.ndarray
         elif isinstance(stage, nw.Depthwise):
             acc = (taps * (stage.weights.astype(np.int64) - stage.w_zp).reshape(-1, y.c)).sum(axis=2)
         else:
+            assert isinstance(stage, nw.Conv)
             w = stage.weights.astype(np.int64).reshape(y.c, -1) - stage.w_zp
             flat = taps.reshape(y.y * y.x, -1).astype(np.float64)
             acc = (flat @ w.T.astype(np.float64)).astype(np.int64)
@@ -56,6 +57,8 @@ def _windows(x: np.ndarray, w: nw.Window, size: tuple[int, int], pad: int) -> np
     extra = [(p, max(r - p - n, 0)) for p, r, n in zip(w.pad, reach, x.shape[:2], strict=True)]
     x = np.pad(x, [*extra, (0, 0)], constant_values=pad)
     taps = [
-        x[i : i + sy * (size[0] - 1) + 1 : sy, j : j + sx * (size[1] - 1) + 1 : sx] for i in range(kh) for j in range(kw)
+        x[i : i + sy * (size[0] - 1) + 1 : sy, j : j + sx * (size[1] - 1) + 1 : sx]
+        for i in range(kh)
+        for j in range(kw)
     ]
     return np.stack(taps, axis=2)

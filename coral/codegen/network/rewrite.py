@@ -1,0 +1,58 @@
+"""The same network in a form that suits the tiles. Source: docs/network.md, section Rewriting."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from coral.codegen.machine import WORD_BYTES
+from coral.codegen.network.graph import Conv, Dense, Network, Requantise, Stage, Window
+
+
+def with_dense_layers(network: Network, *, shared: bool) -> Network:
+    """Layers that see a whole map either as dense layers, which all tiles share, or as convolutions.
+
+    ``shared``: one image at a time on all tiles. A vector that is cut over all tiles can only be read by dense layers.
+    """
+
+    def whole(s: Stage) -> bool:
+        x, y = network.tensors[s.inputs[0]], network.tensors[s.output]
+        map_window = s.window.kernel == (x.y, x.x) and s.window.pad == (0, 0)
+        return isinstance(s, Dense) or (type(s) is Conv and (y.y, y.x) == (1, 1) and map_window)
+
+    spreads: dict[str, bool] = {}
+    for s in reversed(network.stages):
+        readers = network.readers(s.output)
+        spreads[s.output] = all((whole(r) or isinstance(r, Requantise)) and spreads[r.output] for r in readers)
+    stages = []
+    for s in network.stages:
+        if whole(s):
+            assert isinstance(s, Conv)
+            x, n = network.tensors[s.inputs[0]], len(s.weights)
+            if shared and spreads[s.output]:
+                s = Dense(s.inputs, s.output, s.clamps, s.weights.reshape(n, -1), s.bias, s.w_zp, s.mult)
+            else:
+                weights, window = s.weights.reshape(n, x.y, x.x, x.c), Window((x.y, x.x))
+                s = Conv(s.inputs, s.output, s.clamps, weights, s.bias, s.w_zp, s.mult, window)
+        stages.append(s)
+    return replace(network, stages=tuple(stages))
+
+
+def with_padded_input(network: Network) -> Network:
+    """If positions of the input are no whole words and anything but one convolution reads them: an exact copy first."""
+    x = network.tensors[network.input]
+    readers = list(network.readers(x.name))
+    if x.c % WORD_BYTES == 0 or all(isinstance(r, Dense) for r in readers):
+        return network
+    if len(readers) == 1 and type(readers[0]) is Conv:
+        return network
+    padded = replace(x, name=f"{x.name}:padded")
+    identity = np.zeros((x.c, 1, 1, x.c), np.uint8)
+    identity[range(x.c), 0, 0, range(x.c)] = 1
+    limits = (float(-x.zero_point), float(255 - x.zero_point))
+    copy = Conv((x.name,), padded.name, limits, identity, None, 0, 1.0)
+    stages = tuple(
+        replace(s, inputs=tuple(padded.name if name == x.name else name for name in s.inputs)) for s in network.stages
+    )
+    return Network(network.name, {**network.tensors, padded.name: padded}, x.name, (copy, *stages), network.outputs)

@@ -1,0 +1,119 @@
+"""Random networks for the sweeps: single layers of every kind, chains, residual blocks, tails."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from codegen.network.harness import Maker
+from coral.codegen import network as nw
+
+GRIDS = [nw.Grid(r, c) for r in (1, 2, 4) for c in (1, 2, 4)]
+
+
+def extent(rng: np.random.Generator, largest: int) -> int:
+    """Log-uniform."""
+    return int(np.exp(rng.uniform(0, np.log(largest + 1))))
+
+
+def draw(seed: int, budget: float = 3e6) -> tuple[Maker, nw.Grid, int]:
+    """A network of at most about ``budget`` products, the grid and the number of images for it."""
+    rng = np.random.default_rng(seed)
+    while True:
+        grid = GRIDS[int(rng.integers(len(GRIDS)))]
+        y, x = (extent(rng, 64) for _ in range(2))
+        c = int(rng.choice([1, 2, 3, 4, extent(rng, 512)]))
+        maker = Maker(int(rng.integers(2**31)), y, x, c, ties=rng.integers(3) == 0, per_channel=rng.integers(3) == 0)
+        kind = KINDS[int(rng.integers(len(KINDS)))]
+        kind(maker, rng)
+        work = sum(cost(maker, stage) for stage in maker.stages)
+        batch = int(rng.choice([1, 1, 2, 3, grid.slots, grid.slots + 1]))
+        if work * batch <= budget:
+            return maker, grid, batch
+
+
+def cost(maker: Maker, stage: nw.Stage) -> float:
+    """Products of a stage."""
+    y = maker.tensors[stage.output]
+    if isinstance(stage, nw.Conv):
+        return y.y * y.x * stage.weights.size
+    return y.size * stage.window.kernel[0] * stage.window.kernel[1]
+
+
+def _kernel(rng: np.random.Generator, maker: Maker, largest: int = 7) -> tuple[int, int]:
+    t = maker.tensors[maker.last]
+    k = int(rng.integers(1, largest + 1))
+    if rng.integers(4) == 0:
+        return min(k, t.y), min(int(rng.integers(1, largest + 1)), t.x)
+    return min(k, t.y), min(k, t.x)
+
+
+def _stride(rng: np.random.Generator) -> tuple[int, int]:
+    s = int(rng.choice([1, 1, 2, 3]))
+    return (s, s) if rng.integers(5) else (s, int(rng.choice([1, 2])))
+
+
+def _pad(rng: np.random.Generator) -> str:
+    return str(rng.choice(["same", "valid"]))
+
+
+def conv(maker: Maker, rng: np.random.Generator) -> None:
+    n = int(rng.choice([extent(rng, 200), 32, 64, 65]))
+    maker.layer(nw.Conv, n, _kernel(rng, maker), _stride(rng), _pad(rng))
+
+
+def pointwise(maker: Maker, rng: np.random.Generator) -> None:
+    maker.layer(nw.Conv, extent(rng, 300))
+
+
+def depthwise(maker: Maker, rng: np.random.Generator) -> None:
+    maker.layer(nw.Depthwise, maker.tensors[maker.last].c, _kernel(rng, maker), _stride(rng), _pad(rng))
+    if rng.integers(2):
+        pointwise(maker, rng)
+
+
+def pool(maker: Maker, rng: np.random.Generator) -> None:
+    if rng.integers(2):
+        maker.pool(nw.MaxPool, _kernel(rng, maker, 4), _stride(rng), _pad(rng))
+    else:
+        maker.pool(nw.AveragePool, _kernel(rng, maker), _stride(rng))
+
+
+def elementwise(maker: Maker, rng: np.random.Generator) -> None:
+    maker.requantise(offset=int(rng.integers(-9, 9)))
+
+
+def residual(maker: Maker, rng: np.random.Generator) -> None:
+    pointwise(maker, rng)
+    a, n = maker.last, maker.tensors[maker.last].c
+    if rng.integers(2):
+        maker.layer(nw.Conv, n, _kernel(rng, maker, 3))
+    else:
+        maker.layer(nw.Depthwise, n, _kernel(rng, maker, 5))
+        maker.layer(nw.Conv, n)
+    maker.add(a, maker.last)
+
+
+def branches(maker: Maker, rng: np.random.Generator) -> None:
+    source = maker.last
+    parts = []
+    for _ in range(int(rng.integers(2, 4))):
+        parts.append(maker.layer(nw.Conv, 4 * int(rng.integers(1, 9)), _kernel(rng, maker, 3), source=source))
+    maker.concatenate(parts)
+
+
+def tail(maker: Maker, rng: np.random.Generator) -> None:
+    if rng.integers(2):
+        t = maker.tensors[maker.last]
+        maker.pool(nw.AveragePool, (t.y, t.x), (1, 1))
+    maker.dense(extent(rng, 300))
+
+
+def chain(maker: Maker, rng: np.random.Generator) -> None:
+    for _ in range(int(rng.integers(2, 6))):
+        BODY[int(rng.integers(len(BODY)))](maker, rng)
+    if rng.integers(3) == 0:
+        tail(maker, rng)
+
+
+BODY = [conv, pointwise, depthwise, pool, elementwise, residual, branches]
+KINDS = [*BODY, conv, tail, chain, chain, chain]

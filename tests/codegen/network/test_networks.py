@@ -1,0 +1,149 @@
+"""Networks on the simulated chip, every output byte against the graph's own arithmetic."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from conftest import shared
+
+from codegen.network.harness import Maker, check, outputs, run
+from codegen.network.importer import body
+from codegen.network.random_networks import draw
+from coral import numerics
+from coral.chip import Chip
+from coral.codegen import network as nw
+from coral.evaluate import evaluate
+from coral.package.graph import read_model
+
+
+def fnv1a64(data: bytes) -> int:
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 & (1 << 64) - 1
+    return value
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_outputs_of_a_physical_stick(index):
+    """The raw output of six convolutions, tile by tile, has the hash that a stick's output had."""
+    folder = shared("reference")
+    case = json.loads((folder / "device_outputs.json").read_text())["runs"][index]
+    arrays = np.load(folder / "device_outputs.npz")
+    h, w, c = case["height"], case["width"], case["channels"]
+    weights = (arrays[case["weights"]].reshape(c, 3, 3, c).astype(np.int16) + 128).astype(np.uint8)
+    scales = np.float32(case["input_scale"]) * arrays[case["weight_scales"]].astype(np.float32)
+    mult = np.asarray(numerics.f32(scales / np.float32(case["output_scale"])), np.float32)
+    zero_in, zero_out = (case[k] + 128 for k in ("input_zero_point", "output_zero_point"))
+    tensors = {"x": nw.Tensor("x", h, w, c, zero_in), "y": nw.Tensor("y", h, w, c, zero_out)}
+    limits = (float(-zero_out), float(255 - zero_out))
+    layer = nw.Conv(("x",), "y", limits, weights, None, 128, mult, nw.same((h, w), (3, 3), (1, 1)))
+    p = nw.NetworkProgram(nw.Network("stick", tensors, "x", (layer,), ("y",)))
+    image = (np.arange(h * w * c) % 251).astype(np.uint8)
+    chip = Chip(seed=index)
+    run(chip, p.caching())
+    raw = run(chip, p.execution, p.pack(image[None]))
+    assert len(raw) == case["output_bytes"]
+    assert fnv1a64(raw) == int(case["output_fnv1a64"], 16)
+
+
+def beautiful_mnist(seed: int = 1) -> Maker:
+    """The network of tinygrad's beautiful_mnist, batch norm folded."""
+    m = Maker(seed, 28, 28, 1)
+    for n, k in ((32, (5, 5)), (32, (5, 5))):
+        m.layer(nw.Conv, n, k, pad="valid")
+    m.pool(nw.MaxPool, (2, 2), (2, 2))
+    for n, k in ((64, (3, 3)), (64, (3, 3))):
+        m.layer(nw.Conv, n, k, pad="valid")
+    m.pool(nw.MaxPool, (2, 2), (2, 2))
+    m.dense(10)
+    return m
+
+
+@pytest.mark.parametrize(("batch", "words"), [(1, None), (7, None), (32, 3563)])
+def test_beautiful_mnist_is_one_program(batch, words):
+    """Also with fewer instruction bytes for 32 images than Google's 57 KB for one."""
+    m = beautiful_mnist()
+    p = nw.NetworkProgram(m.network(), batch=batch)
+    check(p, m.images(batch), seed=batch)
+    if words is not None:
+        assert len(p.execution.bitstreams[0].data) <= 16 * words
+
+
+def test_an_image_does_not_depend_on_the_others():
+    m = beautiful_mnist(3)
+    images = m.images(3)
+    together = nw.NetworkProgram(m.network(), batch=3)
+    chip = Chip()
+    run(chip, together.caching())
+    got = outputs(together, run(chip, together.execution, together.pack(images)))[m.last]
+    alone = nw.NetworkProgram(m.network(), batch=1)
+    chip = Chip()
+    run(chip, alone.caching())
+    for image, expected in zip(images, got, strict=True):
+        one = outputs(alone, run(chip, alone.execution, alone.pack(image[None])))[m.last]
+        np.testing.assert_array_equal(one[0], expected)
+
+
+MODELS = {
+    "vision/mobilenet_v1_0.25_128_quant.tflite": 2569,
+    "vision/mobilenet_v1_0.5_160_quant.tflite": 3371,
+    "vision/mobilenet_v1_1.0_224_quant_embedding_extractor.tflite": 2812 + 250,
+    "vision/mobilenet_v2_1.0_224_quant_legacy.tflite": 4590,
+    "robotics/gabor_64x64_7k_4o_2s.tflite": 460,
+    "robotics/gabor_64x64_p4.tflite": 480,
+}
+"""Models and the instruction words that the regular form is said to take (docs/network.md)."""
+
+
+@pytest.mark.parametrize("name", [*list(MODELS)[:1], *list(MODELS)[4:]])
+def test_models_against_the_layer_judge(corpus, name):
+    _model(corpus, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(MODELS)[1:4])
+def test_large_models_against_the_layer_judge(corpus, name):
+    _model(corpus, name)
+
+
+def _model(corpus, name):
+    graph = read_model(corpus / name).main
+    network, first, last = body(graph)
+    p = nw.NetworkProgram(network)
+    source, target = graph.tensors[first], graph.tensors[last]
+    assert len(p.execution.bitstreams[0].data) <= 16 * MODELS[name]
+    x = np.random.default_rng(5).integers(0, 256, source.shape).astype(np.uint8)
+    value = x if source.dtype == np.uint8 else (x ^ 128).view(np.int8)
+    expected = evaluate(graph, {source.name: value}, outputs=[target.name])[target.name]
+    codes = expected if expected.dtype == np.uint8 else expected.view(np.uint8) ^ 128
+    chip = Chip(seed=7)
+    run(chip, p.caching())
+    got = outputs(p, run(chip, p.execution, p.pack(x)))[network.outputs[0]]
+    np.testing.assert_array_equal(got.reshape(-1), codes.reshape(-1))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_networks(seed):
+    _random(seed, 3e5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10_000, 12_000))
+def test_many_random_networks(seed):
+    _random(seed, 2e6)
+
+
+def _random(seed: int, budget: float) -> None:
+    m, grid, batch = draw(seed, budget)
+    check(nw.NetworkProgram(m.network(), batch=batch, grid=grid), m.images(batch), seed=seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(50))
+def test_order_of_units_does_not_matter(number):
+    m, grid, batch = draw(20_000 + number, 2e5)
+    p, images = nw.NetworkProgram(m.network(), batch=batch, grid=grid), m.images(batch)
+    for seed in range(20):
+        check(p, images, seed=seed)
