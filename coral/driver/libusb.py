@@ -160,6 +160,11 @@ class LibusbHandle:
         with _os_errors(self._usb1):
             self._handle.resetDevice()
 
+    def clear_halt(self, endpoint: int) -> None:
+        """Makes a stalled pipe usable again; raises OSError."""
+        with _os_errors(self._usb1):
+            self._handle.clearHalt(endpoint)
+
     def close(self) -> None:
         """Cancels what is pending, closes device and context."""
         with _os_errors(self._usb1):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from coral.driver.bringup import OUTFEED_CHUNK_BYTES
 from coral.driver.errors import ChipFault, StickGone, TransferFailed
@@ -118,6 +119,9 @@ class Pipes:
         self.link.counters.faults[f"{'in' if transfer.endpoint & 0x80 else 'out'} {transfer.status}"] += 1
         if transfer.status == "gone":
             raise StickGone(f"the stick left the bus while {doing}; plug it in again")
+        if transfer.status == "stall":  # the pipe refuses everything until this, also after the stick is re-opened
+            with suppress(OSError):
+                self.link.handle.clear_halt(transfer.endpoint)
         raise TransferFailed(
             f"{doing}: the transfer on endpoint {transfer.endpoint:#04x} ended with {transfer.status!r}"
         )

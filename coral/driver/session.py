@@ -102,7 +102,7 @@ class Session:
                 )
 
     def status(self) -> dict[str, int]:
-        """Registers that tell what the chip is doing; raises TransferFailed, StickHung when the stick does not answer."""
+        """Registers that tell what the chip is doing; raises TransferFailed, StickHung when nothing is answered."""
         self._probe()
         return {name: self.registers.read(name) for name in STATUS_REGISTERS}
 

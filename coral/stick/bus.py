@@ -100,6 +100,13 @@ class StickHandle(HostController):
             if self.gone or self.stick.reset():
                 raise OSError(errno.ENODEV, "the device has to be enumerated again")
 
+    def clear_halt(self, endpoint: int) -> None:
+        """Makes a stalled pipe usable again; raises OSError ENODEV."""
+        try:
+            self.stick.clear_halt(endpoint)
+        except Gone:
+            raise OSError(errno.ENODEV, "the device is gone") from None
+
     def close(self) -> None:
         """Cancels what is pending and releases."""
         with self.stick.lock:

@@ -26,7 +26,7 @@ from coral.stick.errors import (
 )
 from coral.stick.faults import ENDPOINT_KINDS, TAG_KINDS, Effect, Fault, FaultPlan, Kind
 from coral.stick.packets import InPipe
-from coral.stick.parser import OutParser
+from coral.stick.parser import HEADER_BYTES, OutParser
 from coral.stick.registers import ASLEEP, AWAKE, CHIP_REGISTERS, RUN_CONTROLS, STATUS_BITS, RegisterFile
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ class SoftwareStick:
         self.application = not self._firmware_required
         self.dfu = DfuMachine()
         self.wedged, self._detached, self._vanished = False, False, False
+        self._halted: set[int] = set()
         self._appears_at = self.clock.now()
         self.parser = OutParser(lambda: self.engine.read_bytes, strict=self.mode is not Strictness.LENIENT)
         self._reset_chip()
@@ -118,7 +119,7 @@ class SoftwareStick:
         """Takes the stick off the bus. It comes back by itself after a time, at another address and perhaps another
         ``port`` ("bus-port"): as a DFU device, because power is lost, or still ``running``, with its chip reset."""
         self.plug()
-        self.application |= running
+        self.application = running
         self.port = port or self.port
         self._vanished = back_after_s is None
         self._appears_at = self.clock.now() + (back_after_s or 0.0)
@@ -127,6 +128,11 @@ class SoftwareStick:
         """A host claims the interface; raises Stall when the fault plan has it busy, Gone."""
         self._alive()
         self._strike(self.faults.next(Kind.CLAIM))
+
+    def clear_halt(self, endpoint: int) -> None:
+        """The host makes a stalled pipe usable again; raises Gone."""
+        self._alive()
+        self._halted.discard(endpoint)
 
     def next_alarm(self) -> float | None:
         """When something happens by itself next: the stick appears, wakes, or a late packet comes."""
@@ -160,6 +166,7 @@ class SoftwareStick:
             self._vanished = True
         elif self.application and not self._detached:
             self.parser.reset()
+            self._halted.clear()
             for pipe in self.pipes.values():
                 pipe.reset(pipe_only=True)
             return False
@@ -287,7 +294,7 @@ class SoftwareStick:
         """Bytes taken of a host transfer, 0 for none yet; the rest is offered again with ``first`` False. Raises Short
         for a transfer that ends with fewer."""
         self._alive()
-        if not self.application or endpoint != OUT:
+        if not self.application or endpoint != OUT or endpoint in self._halted:
             raise Stall
         if self.wedged or self._out_silent:
             return 0
@@ -299,9 +306,11 @@ class SoftwareStick:
             fault = self.faults.next(Kind.OUT, *([TAG_KINDS[tag]] if tag in TAG_KINDS else []))
         if fault is None:
             return self._take(view)
+        # what follows a broken transfer would be taken for a part of its DMA: the pipe is silent until the chip's reset
+        self._out_silent = fault.effect in (Effect.TIMEOUT, Effect.SHORT, Effect.ERROR)
         if fault.effect in (Effect.DISCONNECT, Effect.TIMEOUT, Effect.SHORT):
-            taken = self._take(view[: fault.size])
-            self._out_silent = fault.effect is Effect.TIMEOUT
+            part = view[: fault.size]
+            taken = self._take(part) if len(part) >= HEADER_BYTES or self.parser.tag is not None else len(part)
             if fault.effect is Effect.SHORT:
                 raise Short(taken)
             if fault.effect is Effect.DISCONNECT:
@@ -309,6 +318,7 @@ class SoftwareStick:
                 if taken < len(view):
                     raise Gone
             return taken
+        self._halt(endpoint, fault)
         self._strike(fault)
         return 0 if self.wedged else self._take(memoryview(fault.spoil(bytes(view))))
 
@@ -343,7 +353,7 @@ class SoftwareStick:
         ``len(packet) > max_bytes``, reports an overflow.
         """
         self._alive()
-        if not self.application or endpoint not in self.pipes:
+        if not self.application or endpoint not in self.pipes or endpoint in self._halted:
             raise Stall
         pipe = self.pipes[endpoint]
         packet = None if self.wedged else pipe.head
@@ -354,6 +364,7 @@ class SoftwareStick:
         if fault and fault.effect in (Effect.TIMEOUT, Effect.STALE):
             pipe.silent, pipe.keeps = True, fault.effect is Effect.STALE
         elif not after:
+            self._halt(endpoint, fault)
             self._strike(fault)
         if pipe.silent or self.wedged:
             return None
@@ -413,6 +424,8 @@ class SoftwareStick:
                 if engine.end(era):
                     if failure is not None:
                         self._stop(failure)
+                    if self._timed and engine.finished:
+                        self.clock.sleep(getattr(engine.chip, "cycles", 0) / self.clock_hz)
                     self._collect()
         return True
 
@@ -493,6 +506,11 @@ class SoftwareStick:
                 self.registers["fatal_err_int_status"] = 1
                 self._stopped = True
                 self.interrupt(1)
+
+    def _halt(self, endpoint: int, fault: Fault | None) -> None:
+        """A stalled data pipe refuses everything until the host clears it."""
+        if fault is not None and fault.effect is Effect.STALL:
+            self._halted.add(endpoint)
 
     def _leave(self, fault: Fault) -> None:
         self.unplug(fault.seconds, running=fault.running, port=fault.port)

@@ -93,6 +93,11 @@ class Engine:
         """Nothing queued and no program under way."""
         return self._state != "NEEDS_HOST" and not any(self.queues.values())
 
+    @property
+    def finished(self) -> bool:
+        """The last ``compute`` has ended a program."""
+        return self._state == "FINISHED"
+
     def begin(self) -> list[tuple[int, bytes]]:
         """(tag, data) of what the chip can be fed now; with something to feed, ``compute`` and ``end`` must follow."""
         orders = self._feed_instructions() + self._feed_streams()

@@ -1,4 +1,4 @@
-"""Simulated sticks below the real libusb: a server for umockdev's preload library. Source: docs/stick.md, section libusb.
+"""Simulated sticks below the real libusb: a server for umockdev's preload library. Source: docs/stick.md.
 
 A process that is started with ``UsbfsServer.environment`` sees the sticks under /sys and /dev/bus/usb, whatever it is
 written in. Every opened device is a connection; its pending URBs are kept here and end when the stick lets them.
@@ -44,7 +44,8 @@ _SPEED = {"super": "5000", "high": "480"}
 # usbfs requests
 _CLAIM, _RELEASE, _RESET, _CAPABILITIES = 0x8004550F, 0x80045510, 0x5514, 0x8004551A
 _SUBMIT, _DISCARD, _REAP, _REAP_NOW = 0x8038550A, 0x550B, 0x4008550C, 0x4008550D
-_ACCEPTED = {_RELEASE, 0x80045505, 0x80085504, 0x80045515}
+_CLEAR_HALT = 0x80045515
+_ACCEPTED = {_RELEASE, 0x80045505, 0x80085504}
 _NO_DRIVER = {0x41045508, 0xC0105512}
 
 
@@ -178,7 +179,7 @@ class _Node:
 
 
 class UsbfsServer:
-    """Serves sticks to clients of libusb until it is closed; sticks need a clock that runs by itself (``WallClock``)."""
+    """Serves sticks to clients of libusb until it is closed; sticks need a clock that goes by itself: ``WallClock``."""
 
     def __init__(self, sticks: Iterable[SoftwareStick], *, capabilities: int = CAPABILITIES) -> None:
         """The sticks are in ports 1, 2, .. of bus 1 unless they have a ``port``. Raises StickError without umockdev."""
@@ -310,10 +311,17 @@ class UsbfsServer:
             connection.answer(0, [(pointer, struct.pack("=I", self.capabilities))])
         elif request in _ACCEPTED or request in _NO_DRIVER:
             connection.answer(errno.ENODATA if request in _NO_DRIVER else 0)
-        elif request in (_CLAIM, _DISCARD, _RESET):
+        elif request in (_CLAIM, _DISCARD, _RESET, _CLEAR_HALT):
+            if request == _CLEAR_HALT:
+                (pointer,) = struct.unpack("=I", connection.read_memory(pointer, 4))
             with connection.stick.lock:
-                action = {_CLAIM: self._claim, _DISCARD: self._discard, _RESET: self._reset}[request]
-                number = action(connection, pointer)
+                actions = {
+                    _CLAIM: self._claim,
+                    _DISCARD: self._discard,
+                    _RESET: self._reset,
+                    _CLEAR_HALT: self._clear_halt,
+                }
+                number = actions[request](connection, pointer)
             connection.answer(number)
         else:
             connection.answer(errno.ENOTTY)
@@ -339,6 +347,13 @@ class UsbfsServer:
 
     def _reset(self, connection: _Connection, _: int) -> int:
         return errno.ENODEV if connection.gone or connection.stick.reset() else 0
+
+    def _clear_halt(self, connection: _Connection, endpoint: int) -> int:
+        try:
+            connection.stick.clear_halt(endpoint)
+        except Gone:
+            return errno.ENODEV
+        return 0
 
     def _submit(self, connection: _Connection, pointer: int) -> None:
         kind, endpoint, _, flags, buffer, size, _ = _URB.unpack(connection.read_memory(pointer, _URB.size))

@@ -82,7 +82,7 @@ class Handle:
         if self.error:
             raise USBError(self.error)
 
-    claimInterface = releaseInterface = resetDevice = _call
+    claimInterface = releaseInterface = resetDevice = clearHalt = _call
 
     def close(self) -> None:
         self.context.log.append("close handle")
@@ -247,6 +247,7 @@ def test_cancel_close_and_reset(usb1: Usb1) -> None:
     transfer = handle.submit_in(0x81, 1024)
     handle.cancel(transfer)
     assert transfer.status == "cancelled"
+    handle.clear_halt(0x81)
     handle._handle.error = -5
     with pytest.raises(OSError) as caught:
         handle.reset()

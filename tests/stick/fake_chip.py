@@ -2,8 +2,8 @@
 
 A script is made of 16-byte words: a letter, a length, and the host address that its descriptor names (``A8@0x100``).
 ``A n`` / ``P n``: ask for n bytes of input / parameters and wait for them; ``K n``: parameters that stay resident;
-``a n`` / ``p n``: ask only, ``W``: wait for the oldest asked; ``O n``: n bytes of output; ``!``: interrupt 0; ``N``: the
-program goes on in the next chunk; ``X``: an error.
+``a n`` / ``p n``: ask only, ``W``: wait for the oldest asked; ``O n``: n bytes of output; ``!``: interrupt 0;
+``N``: the program goes on in the next chunk; ``X``: an error.
 Output k of a program is a function of the resident parameters, all bytes consumed so far, and k.
 """
 
@@ -55,7 +55,7 @@ def output_bytes(resident: bytes, consumed: bytes, index: int, size: int) -> byt
 
 class FakeChip:
     def __init__(self, delay_s: float = 0.0) -> None:
-        self.resets, self.delay_s = 0, delay_s
+        self.resets, self.delay_s, self.cycles = 0, delay_s, 0
         self.reset()
 
     def reset(self) -> None:

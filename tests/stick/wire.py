@@ -23,8 +23,8 @@ class Wire:
         self.handle, self.stick = handle, handle.stick
 
     @classmethod
-    def started(cls, stick: SoftwareStick, *, chunk_bytes: int = 1024) -> Wire:
-        wire = cls(StickBus([stick]).devices()[0].open())
+    def started(cls, stick: SoftwareStick, *, chunk_bytes: int = 1024, split_bytes: int | None = None) -> Wire:
+        wire = cls(StickBus([stick], split_bytes=split_bytes).devices()[0].open())
         wire.handle.claim(0)
         wire.write32(0x1A318, 0x00850404)
         wire.write64(0x4C148, 0xF0)
