@@ -127,10 +127,11 @@ class RingRecvJob(Job):
         """How many packets can be taken at once: until a row repeats or still waits for its reader."""
         busy = self.machine.memory.unread[self.place, rows]
         busy[0] = False
-        repeats = np.ones(len(rows), bool)
-        repeats[np.unique(rows, return_index=True)[1]] = False
-        stop = np.flatnonzero(busy | repeats)
-        return int(stop[0]) if len(stop) else len(rows)
+        if not self.plan.distinct:
+            repeats = np.ones(len(rows), bool)
+            repeats[np.unique(rows, return_index=True)[1]] = False
+            busy |= repeats
+        return int(busy.argmax()) or len(rows)
 
 
 class RingRecv(Plan):
@@ -145,9 +146,10 @@ class RingRecv(Plan):
         self.nest = nest = self.walk("dst").within(WIDE_ROWS, "wide memory rows")
         self.gates = gates(instruction, (nest,))
         self.stored, self.steps = self.signal("sig_dst", nest), nest.steps
+        headers = instruction.hdr_rows + 1 if instruction.hdr_en else 0
         self.fifo, self.stay = instruction.dst_slot_stride != 0, not self.gates
         self.first_row = instruction.dst_addr
-        headers = instruction.hdr_rows + 1 if instruction.hdr_en else 0
+        self.distinct = len(np.unique(nest.at(0))) == nest.steps and not headers
         first = np.zeros(nest.steps, bool)
         if headers:
             groups = nest.blocks(min(instruction.hdr_level + 1, len(nest.counts)))

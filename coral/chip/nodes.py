@@ -175,7 +175,10 @@ class Builder:
         buckets: dict[tuple[int, int, int], list[tuple[OpRecord, int, int]]] = {}
         for record, first, last in self.trace.items:
             level = self.level(record, first, last)
-            buckets.setdefault((level, id(record.plan), id(record.table)), []).append((record, first, last))
+            parts = buckets.setdefault((level, id(record.plan), id(record.table)), [])
+            if parts and parts[-1][0] is record and parts[-1][2] == first:
+                first = parts.pop()[1]
+            parts.append((record, first, last))
         self.trace.items = []
         nodes: list[Node] = []
         for _, parts in sorted(buckets.items(), key=lambda entry: entry[0][0]):
