@@ -71,10 +71,12 @@ def read_input(file: Path, port: Port) -> Array:
 def image_input(file: Path, port: Port) -> Array:
     """The image as the input's codes: colours by the number of channels, bilinear resizing, pixel values as they are
     (minus 128 for int8)."""
-    shape = port.shape[1:] if len(port.shape) == 4 and port.shape[0] == 1 else port.shape
-    shape = (*shape, 1) if len(shape) == 2 else shape
+    shape = port.shape[1:] if len(port.shape) >= 3 and port.shape[0] == 1 else port.shape
+    shape = (*shape, 1) if len(port.shape) > len(shape) == 2 else shape
     if len(shape) != 3 or shape[2] not in MODES:
-        raise FileError(f"input {port.name!r} has shape {port.shape}, an image needs [height, width, 1, 3 or 4]")
+        raise FileError(
+            f"input {port.name!r} has shape {port.shape}, images need [height, width, 1, 3 or 4], [1, height, width]"
+        )
     if importlib.util.find_spec("PIL") is None:
         raise FileError(f"{file}: images need Pillow; install it with pip install 'tinycoral[image]', or give a .npy")
     pillow: Any = importlib.import_module("PIL.Image")
