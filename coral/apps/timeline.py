@@ -250,7 +250,6 @@ class TimedMachine(Machine):
             name = OUTFEED if getattr(job.plan, "to_host", False) else job.plan.unit
             self.open[job] = Slice(job.place, name, job.plan.where, ready, ready)
         self.bumps, self.puts, self.takes = [], [], []
-        self.reason = ", ".join(self._named(job, wait) for wait in job.waiting)
 
     def after(self, job: Job, state: int) -> None:
         self.job = None
@@ -263,24 +262,28 @@ class TimedMachine(Machine):
 
     def _time(self, job: Job, part: Slice, done: float) -> None:
         """Start and end of what the job has just done; when the counters and queues that it moved had which value."""
-        first, last = [part.end], [part.end]
+        first, last = [(part.end, "")], [part.end]
         for gate in _gates(job):
-            for times, progress in ((first, self.progress), (last, done - 1e-9)):
+            for progress in (self.progress, done - 1e-9):
                 block = gate.blocks.index(min(int(progress * gate.blocks.steps), gate.blocks.steps - 1))
-                times.append(self._reached(job.place, gate.ctr, gate.base + gate.step * block))
+                threshold = gate.base + gate.step * block
+                last.append(self._reached(job.place, gate.ctr, threshold))
+                if progress == self.progress:
+                    first.append((last[-1], f"{self._counter(job.place, gate.ctr)} >= {threshold}"))
         for k, (queue, count) in enumerate(self.takes):
-            (first if k == 0 else last).append(queue.history.when(count))
+            last.append(queue.history.when(count))
+            if k == 0:
+                first.append((last[-1], "packets or words"))
         plan: Any = job.plan
         if isinstance(plan.instruction, isa.Pop):
             stream, size, steps = plan.stream, UNIT_BYTES[plan.stream], plan.nest.steps
-            arrival = self.arrivals[stream]
-            first.append(arrival.when(self.consumed[stream] + size))
+            first.append((self.arrivals[stream].when(self.consumed[stream] + size), "bytes of the host"))
             self.consumed[stream] += round((done - self.progress) * steps) * size
-            last.append(arrival.when(self.consumed[stream]))
-        start, cycles = max(first), _cycles(job, self.clock_hz) * (done - self.progress)
+            last.append(self.arrivals[stream].when(self.consumed[stream]))
+        (start, reason), cycles = max(first), _cycles(job, self.clock_hz) * (done - self.progress)
         end = max(start + cycles, max(last) + min(cycles, 1.0))
         if start > part.end:
-            part.waits.append((part.end, start, self.reason))
+            part.waits.append((part.end, start, reason))
         part.busy, part.end = part.busy + cycles, end
         for place, ctr, value in self.bumps:
             self.histories[place][ctr].add(value, start, end)
@@ -296,7 +299,7 @@ class TimedMachine(Machine):
             if isinstance(plan.instruction, isa.RingSend | isa.W2n):
                 rows = job.rows
             elif isinstance(plan.instruction, isa.Op) and plan.par is not None:
-                rows = plan.par.at(0) >> 2
+                rows = np.r_[plan.par.at(0) >> 2, plan.zp_rows or []].astype(np.int64)
             self.rows_read[plan] = np.unique(rows)
         seen, rows = self.first_readers[job.place], self.rows_read[plan]
         seen[rows[np.isnan(seen[rows])]] = plan.word
@@ -305,9 +308,9 @@ class TimedMachine(Machine):
         now = self.counters[place][ctr]
         return self.histories[place][ctr].when(now + signed16(threshold - now))
 
-    def _named(self, job: Job, wait: tuple[int, int] | str) -> str:
-        names: Any = isa.ScalarCounter if job.place == SCALAR_NODE else isa.TileCounter
-        return wait if isinstance(wait, str) else f"{names(wait[0]).name} >= {wait[1]}"
+    def _counter(self, place: int, ctr: int) -> str:
+        names: Any = isa.ScalarCounter if place == SCALAR_NODE else isa.TileCounter
+        return names(ctr).name
 
 
 def _progress(job: Any) -> float:

@@ -102,6 +102,6 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
             instruction=s.where, predicted_busy_cycles=round(s.busy, 1), predicted_waiting_cycles=round(waiting, 1),
         )  # fmt: skip
         for start, end, reason in s.waits:
-            yield event(s.place, s.unit, f"waits: {reason or 'its data'}", "wait", start, end)
+            yield event(s.place, s.unit, f"waits: {reason}", "wait", start, end)
     for unit, name, start, end in timeline.transfers:
         yield event(USB, unit, name, "dma", start, end)
