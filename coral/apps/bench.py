@@ -152,4 +152,4 @@ def call(calls: int, as_json: bool, profiled: bool, over_libusb: bool) -> None:
         with _opened(StickBus([null_stick()])) as one, profiler:
             for _ in range(calls):
                 one()
-        pstats.Stats(profiler).sort_stats("tottime").print_stats(PROFILED)
+        pstats.Stats(profiler).sort_stats("tottime").print_stats("coral/driver", PROFILED)
