@@ -90,7 +90,7 @@ def null_stick(**options: Any) -> SoftwareStick:
 
 
 def program() -> Program:
-    """The execution program of a layer of 256 x 256: 8 KiB of instructions, 256 bytes in and out."""
+    """The execution program of a layer of 256 x 256: 4 KiB of instructions, 256 bytes in and out."""
     return fully_connected_per_channel(N, N, FcQuant(0, 0, 0, 1.0, 0.0, 255.0)).execution
 
 
