@@ -14,13 +14,6 @@ from coral.chip.errors import (
 )
 
 __all__ = [
-    "BUDGET",
-    "Chip",
-    "ChipError",
-    "ChipState",
-    "Deadlock",
-    "Hazard",
-    "RuleViolation",
-    "UnknownInstruction",
+    "BUDGET", "Chip", "ChipError", "ChipState", "Deadlock", "Hazard", "RuleViolation", "UnknownInstruction",
     "UnwrittenRead",
-]
+]  # fmt: skip

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from coral import isa, numerics
 from coral.chip.layout import LEVEL_FIXED
 from coral.chip.machine import Values
-from coral.chip.op import OpRecord, Stage
+from coral.chip.op import OpRecord
+from coral.chip.op_plan import Stage
 from coral.chip.trace import Trace
 
 _MIX = 0x9E3779B97F4A7C15

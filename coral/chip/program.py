@@ -9,15 +9,15 @@ import bisect
 from typing import Any, NamedTuple
 
 from coral import isa
-from coral.chip import movers, op, resize, streams
+from coral.chip import movers, op_plan, resize, streams
 from coral.chip.errors import RuleViolation, UnknownInstruction
 from coral.chip.plans import Plan
 from coral.chip.scalar_code import Run, translate
 
 PLANS: dict[type[isa.Instruction], type[Plan]] = {
-    isa.Op: op.OpPlan,
-    isa.OpMax: op.OpPlan,
-    isa.OpSum: op.OpPlan,
+    isa.Op: op_plan.OpPlan,
+    isa.OpMax: op_plan.OpPlan,
+    isa.OpSum: op_plan.OpPlan,
     isa.OpResize: resize.ResizePlan,
     isa.RingSend: movers.RingSend,
     isa.RingRecv0: movers.RingRecv,
@@ -28,7 +28,7 @@ PLANS: dict[type[isa.Instruction], type[Plan]] = {
     isa.MeshWest: movers.Mesh,
     isa.MeshNorth: movers.Mesh,
     isa.MeshEast: movers.Mesh,
-    isa.NluLoad: op.NluLoad,
+    isa.NluLoad: op_plan.NluLoad,
     isa.Pop: streams.Pop,
     isa.Infeed: streams.Infeed,
     isa.Outfeed: streams.Outfeed,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coral.chip.layout import NARROW_BYTES
-from coral.chip.op import OpPlan, Stage
+from coral.chip.op_plan import OpPlan, Stage
 from coral.chip.walks import Addresses, Index
 
 QUARTERS = 4

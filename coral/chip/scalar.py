@@ -165,23 +165,6 @@ class ScalarMemory:
 class ScalarCore(Unit):
     """Executes the program; blocked only by fences and by missing chunks."""
 
-    __slots__ = (
-        "bundles",
-        "chunk",
-        "chunks",
-        "descriptor",
-        "finished",
-        "loops",
-        "memory",
-        "now",
-        "pc",
-        "predicates",
-        "registers",
-        "state",
-        "tainted",
-        "waiting",
-    )
-
     def __init__(self, machine: Machine, budget: int) -> None:
         super().__init__(machine, "scalar core", SCALAR_NODE)
         self.registers: list[int | None] = [None] * 32
