@@ -80,6 +80,8 @@ RING_SCALAR_COUNTERS = sum(
         ScalarCounter.RING_OUTFEED,
     )
 )
+FIRST_OFFSET = 20
+"""First of the scalar registers that hold how far a program of several passes is in its tensors."""
 RESTART = 1 << 13
 """Counts from which a barrier sets all counters to zero: thresholds are 16 bits wide and signed."""
 ALL_SCALAR_COUNTERS = (1 << len(ScalarCounter)) - 1
@@ -99,6 +101,7 @@ class Builder:
         self._tile_counts = [[0] * len(TileCounter) for _ in range(TILES)]
         self._scalar_counts = [0] * len(ScalarCounter)
         self._unmirrored = False
+        self._passes: list[int] = []
         self._work = 2 if caching else 4
 
     def emit(self, cls: type[isa.Instruction], **fields: Any) -> None:
@@ -217,9 +220,13 @@ class Builder:
         restart = self._unmirrored or max(map(max, counts)) > RESTART or any(c != counts[0] for c in counts[:TILES])
         self.handshake()
         if restart:
-            self.emit(isa.TileFence, tile_mask=ALL_TILES, ctr_mask=ALL_COUNTERS, unit_mask=ALL_UNITS, token=1)
-            self.scalar_fence(idle=ALL_SCALAR_UNITS, ctr_mask=RING_SCALAR_COUNTERS, token_wait=1)
-            self._unmirrored = False
+            self._restart()
+
+    def _restart(self) -> None:
+        """All tiles' counters and the scalar core's ring counters become zero; everybody must be idle before."""
+        self.emit(isa.TileFence, tile_mask=ALL_TILES, ctr_mask=ALL_COUNTERS, unit_mask=ALL_UNITS, token=1)
+        self.scalar_fence(idle=ALL_SCALAR_UNITS, ctr_mask=RING_SCALAR_COUNTERS, token_wait=1)
+        self._unmirrored = False
 
     def pause(self) -> None:
         """Scalar fence that only waits for the host streams."""
@@ -304,18 +311,44 @@ class Builder:
         """Address of input ``name`` and fresh credit for its pop; the pop itself follows, then ``input_dma``."""
         high = self.style.host_register
         self._load_address(high, high + 1, Base.INPUT, name, high_first=True)
+        self._advance(0)
         self.scalar_fence(ctr_mask=1 << ScalarCounter.AVDATA_INFEED, ctr_value=credit)
         self.scalar_fence(ctr_mask=1 << ScalarCounter.AVDATA_POP)
+
+    def _advance(self, tensor: int) -> None:
+        """In a program of several passes: what the earlier ones transferred of the tensor is added to its address.
+
+        No carry into the upper half: over USB addresses have no function.
+        """
+        if self._passes:
+            low = self.style.host_register + 1
+            self.scalar(AluOp.ADD, low, low, FIRST_OFFSET + tensor, register=True)
+
+    def begin_passes(self, sizes_bytes: list[int]) -> None:
+        """What follows, up to ``end_pass``, runs several times; ``sizes_bytes``: of the input and the outputs."""
+        self._passes, self._top = sizes_bytes, self._word
+        for tensor in range(len(sizes_bytes)):
+            self.scalar(AluOp.MOV, FIRST_OFFSET + tensor)
+        self._top = self._word
+
+    def end_pass(self, passes: int) -> None:
+        """Once more from the top, until there were ``passes``; all counters are as they were there."""
+        self._restart()
+        for tensor, size in enumerate(self._passes):
+            self.scalar(AluOp.ADD, FIRST_OFFSET + tensor, FIRST_OFFSET + tensor, size)
+        self.scalar(AluOp.LT, 0, FIRST_OFFSET, passes * self._passes[0])
+        self.emit(isa.Branch, cond_en=1, cond_reg=0, cond_val=1, offset=self._top - self._word)
 
     def input_dma(self, length_bytes: int) -> None:
         """Host DMA of the input at the address of ``input_address``."""
         self._start_address(self.style.host_register)
         self._issue(length_bytes, Tag.INPUT)
 
-    def output_address(self, name: str) -> None:
-        """Address of output ``name``; tiles may be told to write their results before ``output_dma``."""
+    def output_address(self, name: str, index: int = 0) -> None:
+        """Address of output ``name``, the ``index``-th; tiles may write their results before ``output_dma``."""
         high = self.style.host_register
         self._load_address(high, high + 1, Base.OUTPUT, name, high_first=True)
+        self._advance(1 + index)
         self._start_address(high)
 
     def output_dma(self, length_bytes: int) -> None:

@@ -100,7 +100,6 @@ def receive_input(b: Builder, plan: Plan, total_bytes: int) -> None:
             f"input {name!r} has {total_bytes} bytes, of which tiles need {fed * INPUT_UNIT_BYTES}, more than "
             f"{(INPUT_CREDIT - INPUT_CREDIT // 8) * INPUT_UNIT_BYTES} of them again"
         )
-    b.prologue()
     b.scalar_fence(ctr_mask=1 << ScalarCounter.AVDATA_POP | 1 << ScalarCounter.AVDATA_INFEED)
     b.handshake()
     b.fence(units=N2W_UNIT)
@@ -251,10 +250,10 @@ def output_layer(plan: Plan, name: str, batch: int) -> Layer:
     return Layer(name, total, batch * t.y, t.x, t.c, t.zero_point, t.scale, layout=layout)
 
 
-def send_output(b: Builder, plan: Plan, name: str, batch: int) -> None:
-    """One output to the host: tiles pack their shares and send them one after the other."""
+def send_output(b: Builder, plan: Plan, name: str, batch: int, index: int) -> None:
+    """Output ``index`` to the host: tiles pack their shares and send them one after the other."""
     parts = shares(plan, name, batch)
-    b.output_address(name)
+    b.output_address(name, index)
     same: dict[Walk, list[int]] = {}
     for share in parts:
         same.setdefault(share.words, []).append(share.tile)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from coral.codegen.errors import CodegenError, ShapeError
 from coral.codegen.fc import RESIDENT_TOKEN
 from coral.codegen.machine import ROW_BYTES, TILES, ceil_div
 from coral.codegen.network import emit, vectors, windows
+from coral.codegen.network.cost import candidates, fitting
 from coral.codegen.network.frame import images_in, input_layer, output_layer, receive_input, send_output
 from coral.codegen.network.graph import (
     Add,
@@ -29,6 +32,7 @@ from coral.codegen.network.tiling import Grid
 from coral.codegen.network.wide import PIECE_ROWS, Wide
 from coral.isa import Walk
 from coral.package.program import Base, Bitstream, DmaHint, InstructionHint, InterruptHint, Kind, Program
+from coral.package.tensors import unpack_output
 
 MAX_BATCH = 256
 LANES = 4
@@ -55,24 +59,30 @@ class NetworkProgram:
     ) -> None:
         if not 1 <= batch <= MAX_BATCH:
             raise ShapeError(f"network {network.name!r}: batch {batch}, allowed are 1..{MAX_BATCH}")
-        self.batch = batch
-        self.plan = self._plan(network, batch, grid)
-        self.wide = Wide(self.plan, base_rows, top, piece_rows)
-        self.network = network
+        self.network, self.batch = network, batch
+        plans = candidates(network, batch) if grid is None else [Plan(network, grid, fitting(network, grid, batch))]
+        self.plan, self.wide = self._first_that_fits(plans, base_rows, top, piece_rows)
 
     @staticmethod
-    def _plan(network: Network, batch: int, grid: Grid | None) -> Plan:
-        """The given grid, or the one with the fewest steps that fits."""
-        if grid is not None:
-            return Plan(network, grid, ceil_div(batch, grid.slots))
-        sides = [Grid(1, 1), Grid(4, 4)] if batch > 1 else [Grid(4, 4), Grid(1, 1)]
-        problems = []
-        for choice in sides:
+    def _first_that_fits(plans: list[Plan], *places: Any) -> tuple[Plan, Wide]:
+        problem: ShapeError | None = None
+        for plan in plans:
             try:
-                return Plan(network, choice, ceil_div(batch, choice.slots))
+                return plan, Wide(plan, *places)
             except ShapeError as error:
-                problems.append(str(error))
-        raise ShapeError(" / ".join(problems))
+                problem = problem or error
+        assert problem is not None
+        raise problem
+
+    @property
+    def passes(self) -> int:
+        """How often a call goes through the instructions, each time with as many images as the plan holds."""
+        return ceil_div(self.batch, images_in(self.plan))
+
+    @property
+    def images(self) -> int:
+        """Images of a pass that are sent back."""
+        return self.batch if self.passes == 1 else images_in(self.plan)
 
     @property
     def tiles(self) -> int:
@@ -130,31 +140,35 @@ class NetworkProgram:
     @cached_property
     def execution(self) -> Program:
         """Program that runs the network once, on ``batch`` images."""
-        plan, names = self.plan, self.plan.network.outputs
-        x = input_layer(plan, self.batch)
-        outputs = tuple(output_layer(plan, name, self.batch) for name in names)
+        plan, names, passes = self.plan, self.plan.network.outputs, self.passes
+        x = replace(input_layer(plan, self.images), executions=passes)
+        outputs = tuple(replace(output_layer(plan, name, self.images), executions=passes) for name in names)
         b = Builder(V14)
+        b.prologue()
+        if passes > 1:
+            b.begin_passes([x.size_bytes, *(layer.size_bytes for layer in outputs)])
         receive_input(b, plan, x.size_bytes)
         exchanged: set[str] = set()
         for stage in plan.stages:
             self._stage(b, stage, exchanged)
         b.barrier()
-        for name in names:
-            send_output(b, plan, name, self.batch)
+        for index, name in enumerate(names):
+            send_output(b, plan, name, self.images, index)
+        if passes > 1:
+            b.end_pass(passes)
         b.epilogue()
         stream = b.finish()
         words = len(stream.data) // 16
         if words > MAX_WORDS:
             raise ShapeError(f"network {self.network.name!r}: {words} instruction words, the limit is {MAX_WORDS}")
+        transfers = []
+        for k in range(passes):
+            transfers.append(DmaHint(Base.INPUT, k * x.size_bytes, x.size_bytes, x.name))
+            transfers += [DmaHint(Base.OUTPUT, k * y.size_bytes, y.size_bytes, y.name, out=True) for y in outputs]
         return Program(
             Kind.EXECUTION_ONLY,
             (stream,),
-            (
-                InstructionHint(),
-                DmaHint(Base.INPUT, 0, x.size_bytes, x.name),
-                *(DmaHint(Base.OUTPUT, 0, layer.size_bytes, layer.name, out=True) for layer in outputs),
-                InterruptHint(),
-            ),
+            (InstructionHint(), *transfers, InterruptHint()),
             inputs=(x,),
             outputs=outputs,
             token=RESIDENT_TOKEN,
@@ -198,12 +212,19 @@ class NetworkProgram:
         """Input bytes of images uint8 [n, y, x, c], n up to ``batch``; missing ones and columns that fill up a
         row to whole words are zero points."""
         t, columns = self.plan.tensors[self.plan.network.input], self.plan.host_columns
-        images = np.full((images_in(self.plan), t.y, columns, t.c), t.zero_point, np.uint8)
+        layer, per_pass = self.execution.inputs[0], images_in(self.plan)
         if x.dtype != np.uint8 or x.ndim < 1 or len(x) > self.batch or x[:1].size != t.size:
             raise ShapeError(f"input is {x.dtype} {x.shape}, needed are up to {self.batch} images of {t.size} uint8")
+        images = np.full((self.passes * per_pass, t.y, columns, t.c), t.zero_point, np.uint8)
         images[: len(x), :, : t.x] = x.reshape(len(x), t.y, t.x, t.c)
-        raw = images.tobytes()
-        return raw + bytes(-len(raw) % 8)
+        data = np.zeros((self.passes, layer.size_bytes), np.uint8)
+        data[:, : images[:per_pass].size] = images.reshape(self.passes, -1)
+        return data.tobytes()
+
+    def unpack(self, name: str, raw: bytes) -> np.ndarray:
+        """Output ``name`` uint8 [batch, y, x, c] from its bytes."""
+        t, layer = self.plan.tensors[name], next(y for y in self.execution.outputs if y.name == name)
+        return unpack_output(layer, raw).reshape(-1, t.y, t.x, t.c)[: self.batch]
 
 
 __all__ = ["NetworkProgram"]

@@ -10,31 +10,27 @@ from codegen.network.reference import run_network
 from coral.chip import Chip, ChipState
 from coral.codegen import network as nw
 from coral.package.program import Program
-from coral.package.tensors import unpack_output
 
 
-def run(chip: Chip, program: Program, data: bytes = b"") -> bytes:
-    """One run as a host would do it; the outputs, one behind the other."""
+def run(chip: Chip, program: Program, data: bytes = b"") -> list[bytes]:
+    """One run as a host would do it; the outputs' transfers in their order."""
     chip.feed(0, program.bitstreams[0].data)
-    if data:
-        chip.feed(1, data)
+    size = program.inputs[0].size_bytes if program.inputs else 0
+    for at in range(0, len(data), size or 1):
+        chip.feed(1, data[at : at + size])
     if program.parameters:
         chip.feed(2, program.parameters)
     assert chip.run() is ChipState.FINISHED
     assert chip.interrupts.popleft() == 0
-    result = b"".join(chip.outputs)
+    results = list(chip.outputs)
     chip.outputs.clear()
-    return result
+    return results
 
 
-def outputs(p: nw.NetworkProgram, raw: bytes) -> dict[str, np.ndarray]:
+def outputs(p: nw.NetworkProgram, transfers: list[bytes]) -> dict[str, np.ndarray]:
     """Every output [batch, y, x, c] of a call."""
-    found, at = {}, 0
-    for layer in p.execution.outputs:
-        t = p.network.tensors[layer.name]
-        found[layer.name] = unpack_output(layer, raw[at : at + layer.size_bytes]).reshape(p.batch, t.y, t.x, t.c)
-        at += layer.size_bytes
-    return found
+    names = p.network.outputs
+    return {name: p.unpack(name, b"".join(transfers[k :: len(names)])) for k, name in enumerate(names)}
 
 
 def check(p: nw.NetworkProgram, images: np.ndarray, seed: int | None = None, chip: Chip | None = None) -> Chip:

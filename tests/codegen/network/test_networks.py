@@ -43,7 +43,7 @@ def test_outputs_of_a_physical_stick(index):
     image = (np.arange(h * w * c) % 251).astype(np.uint8)
     chip = Chip(seed=index)
     run(chip, p.caching())
-    raw = run(chip, p.execution, p.pack(image[None]))
+    (raw,) = run(chip, p.execution, p.pack(image[None]))
     assert len(raw) == case["output_bytes"]
     assert fnv1a64(raw) == int(case["output_fnv1a64"], 16)
 
@@ -147,3 +147,17 @@ def test_order_of_units_does_not_matter(number):
     p, images = nw.NetworkProgram(m.network(), batch=batch, grid=grid), m.images(batch)
     for seed in range(20):
         check(p, images, seed=seed)
+
+
+def test_passes_over_images_that_do_not_fit_together():
+    """A loop on the scalar core; two outputs of different sizes, the last pass is not full."""
+    m = Maker(11, 40, 36, 8)
+    a = m.layer(nw.Conv, 60, (3, 3))
+    b = m.layer(nw.Conv, 12, (3, 3), (2, 2))
+    p = nw.NetworkProgram(m.network(a, b), batch=35, grid=nw.Grid(1, 1))
+    assert p.passes == 3
+    assert p.execution.hint_pattern() == "IAO2AO2AO2!"
+    once = nw.NetworkProgram(m.network(a, b), batch=16, grid=nw.Grid(1, 1))
+    words = [len(program.execution.bitstreams[0].data) // 16 for program in (p, once)]
+    assert words[0] - words[1] <= 16
+    check(p, m.images(35), seed=4)

@@ -1,0 +1,75 @@
+"""Predicted cycles of a plan, to choose between plans. Source: docs/network.md, section Cost."""
+
+from __future__ import annotations
+
+from coral.codegen.errors import ShapeError
+from coral.codegen.machine import GROUP, WORD_BYTES, ceil_div
+from coral.codegen.network.graph import Add, Concatenate, Conv, Dense, Depthwise, MaxPool, Network, Stage
+from coral.codegen.network.plan import Plan, depthwise_steps, step_cost
+from coral.codegen.network.tiling import SIDES, Grid
+
+STAGE_CYCLES = 400
+"""Fences and about ten instructions of a stage, at some 40 cycles each (docs/network.md)."""
+
+
+def stage_cycles(plan: Plan, stage: Stage) -> float:
+    """Predicted cycles of a stage on its busiest tile."""
+    if isinstance(stage, Concatenate):
+        return 0.0
+    name, words = stage.output, plan.channels(stage.inputs[0]) // WORD_BYTES
+    if name in plan.spread:
+        steps = plan.tensors[stage.inputs[0]].size // WORD_BYTES if isinstance(stage, Dense) else 1
+        return STAGE_CYCLES + steps * plan.spread[name] * step_cost(GROUP)
+    rows, columns = plan.splits[name]
+    positions = rows.extent * columns.extent * plan.images
+    taps = stage.window.kernel[0] * stage.window.kernel[1]
+    if isinstance(stage, Depthwise):
+        block = plan.blocking[name]
+        outputs = block[0] * block[1]
+        cycles = positions / outputs * depthwise_steps(block, stage) * words * step_cost(WORD_BYTES * outputs)
+    elif isinstance(stage, Conv):
+        pack = plan.packing.get(name, 1)
+        row_words = plan.packed_words(stage, pack) if name in plan.packing else words * stage.window.kernel[1]
+        full, rest = divmod(pack * plan.channels(name), GROUP)
+        width = full * step_cost(GROUP) + step_cost(rest)
+        cycles = positions / pack * row_words * stage.window.kernel[0] * width
+    elif isinstance(stage, MaxPool):
+        groups = ceil_div(plan.tensors[name].c, GROUP)
+        cycles = positions * taps * groups * step_cost(min(GROUP, plan.channels(name)))
+    else:
+        cycles = positions * words * taps * step_cost(WORD_BYTES) * (4 if isinstance(stage, Add) else 1)
+    return STAGE_CYCLES + cycles
+
+
+def fitting(network: Network, grid: Grid, batch: int) -> int:
+    """Images per tile that narrow memory holds, up to what a batch needs; at least 1, whether it fits or not."""
+    images = ceil_div(batch, grid.slots)
+    while images > 1:
+        try:
+            Plan(network, grid, images)
+        except ShapeError:
+            images //= 2
+        else:
+            break
+    return images
+
+
+def candidates(network: Network, batch: int) -> list[Plan]:
+    """Plans that fit narrow memory, the cheapest for ``batch`` images first. ShapeError if none does."""
+    found: list[tuple[float, int, Plan]] = []
+    problem: ShapeError | None = None
+    for rows in SIDES:
+        for columns in SIDES:
+            grid = Grid(rows, columns)
+            try:
+                plan = Plan(network, grid, fitting(network, grid, batch))
+            except ShapeError as error:
+                problem = error
+                continue
+            passes = ceil_div(batch, grid.slots * plan.images)
+            cycles = passes * sum(stage_cycles(plan, stage) for stage in plan.stages)
+            found.append((cycles, len(found), plan))
+    if not found:
+        assert problem is not None
+        raise problem
+    return [plan for _, _, plan in sorted(found, key=lambda item: item[:2])]
