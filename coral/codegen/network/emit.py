@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from coral import isa
-from coral.codegen.builder import OP_UNIT, Builder, counter_mask
+from coral.codegen.builder import Builder
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import BIAS_ENTRY, ROW_UNITS, ROW_WORDS, SCALAR_CORE, WORD_BYTES, ceil_div, round_up
-from coral.codegen.network.graph import Add, AveragePool, Conv, Requantise, Stage
+from coral.codegen.network.graph import Conv, Stage
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import MAX_LOOP, Level, Product, merge
-from coral.codegen.network.wide import Fifo, Piece, Wide, add_rows, add_zero, identity_rows
+from coral.codegen.network.wide import Fifo, Piece, Wide
 from coral.isa import ScalarCounter, TileCounter, Wait, Walk
-from coral.numerics import Spline
 
 NLU_MODE = 3
 Placed = dict[int, int]
@@ -211,116 +210,3 @@ def levels(address: int, nest: list[Level], where: str) -> Walk:
     if len(merged) > 8:
         raise ShapeError(f"{where}: its operands need {len(merged)} levels, a walk has 8")
     return Walk(address, [s for s, _ in merged], [n for _, n in merged])
-
-
-# stages of four channels at a time: constants in wide memory, no other unit
-
-
-def word_levels(plan: Plan, name: str, stage: Stage) -> list[Level]:
-    """Words of a tensor at the positions that a tile owns of a stage's output, of all images."""
-    block = plan.blocks[name]
-    words = plan.channels(name) // WORD_BYTES
-    if name in plan.spread:
-        return [(WORD_BYTES, block.position // WORD_BYTES)]
-    (rows, columns), (sy, sx) = plan.splits[stage.output], (1, 1) if name == stage.output else stage.window.stride
-    nest = [(WORD_BYTES, words), (sx * block.position, columns.extent), (sy * block.row, rows.extent)]
-    return [*nest, (block.image, plan.images)]
-
-
-def _word_op(
-    b: Builder,
-    plan: Plan,
-    stage: Stage,
-    starts: Placed,
-    inner: list[Level],
-    weights: tuple[int, list[Level]],
-    **fields: float,
-) -> None:
-    """One word of results per ``inner`` loops."""
-    where = f"stage {stage.output!r}"
-    reads, writes = word_levels(plan, stage.inputs[0], stage), word_levels(plan, stage.output, stage)
-    loops = [n for _, n in inner]
-    outer = [n for _, n in merge(reads, MAX_LOOP)]
-    full = [*loops, *outer]
-    row, strides = weights
-    for address, tiles in starts.items():
-        b.emit(
-            isa.Op,
-            tile_mask=tiles,
-            loops=full,
-            inp=levels(address, [*inner, *reads], where),
-            out=levels(plan.own(stage.output), writes, where),
-            par=levels(ROW_UNITS * row, [*strides, *((0, n) for n in outer)], where),
-            psum=Walk(0, [0] * len(full), full, slot_level=max(len(loops), 1), slot_stride=ROW_UNITS if loops else 0),
-            acc_chain=int(bool(loops)),
-            acc_init=1,
-            group_loop=len(full) - 1,
-            reduce_mask=(1 << len(loops)) - 1,
-            out_ch=WORD_BYTES - 1,
-            out_ch_last=WORD_BYTES - 1,
-            **{**output_stage(plan, stage), **fields},
-        )
-
-
-def add(b: Builder, plan: Plan, wide: Wide, stage: Add) -> None:
-    """ADD and SUB: 16-bit weights on the halves of a word, first operand, then second."""
-    first, second = stage.inputs
-    starts, others = placed(plan, stage, first), placed(plan, stage, second)
-    for one, tiles in starts.items():
-        for two, same in others.items():
-            if tiles & same:
-                _word_op(
-                    b,
-                    plan,
-                    stage,
-                    {one: tiles & same},
-                    [(2, 2), (two - one, 2)],
-                    (wide.constant(add_rows(stage)), [(ROW_UNITS, 4)]),
-                    par16=1,
-                    in_zp=0,
-                    w_zp=add_zero(stage),
-                    mult=stage.mult,
-                    acc_offset=stage.offset,
-                )
-
-
-def requantise(b: Builder, plan: Plan, wide: Wide, stage: Requantise) -> None:
-    """Clamps, multiplier, spline on every word."""
-    starts = placed(plan, stage, stage.inputs[0])
-    if stage.spline is not None:
-        load_spline(b, sum(starts.values()), stage.spline)
-    fields = {"nlu_en": int(stage.spline is not None), "acc_offset": stage.offset, "mult": stage.mult}
-    if stage.spline is not None and stage.spline.odd:
-        fields["nlu_odd"] = 3
-    _word_op(
-        b,
-        plan,
-        stage,
-        starts,
-        [],
-        (wide.constant(identity_rows()), []),
-        **fields,
-    )
-
-
-def average(b: Builder, plan: Plan, wide: Wide, stage: AveragePool) -> None:
-    """Sums over windows, four channels at a time."""
-    (name,) = stage.inputs
-    a, (kh, kw) = plan.blocks[name], stage.window.kernel
-    _word_op(
-        b,
-        plan,
-        stage,
-        placed(plan, stage, name),
-        [(a.position, kw), (a.row, kh)],
-        (wide.constant(identity_rows()), [(0, kw), (0, kh)]),
-        mult=stage.mult,
-    )
-
-
-def load_spline(b: Builder, tiles: int, spline: Spline) -> None:
-    """Fill the table of the non-linear unit."""
-    b.fence(counter_mask((TileCounter.PARTIAL_SUMS,)), units=OP_UNIT)
-    table = {f"c{s}_{power}": float(c) for s, row in enumerate(spline.coefficients) for power, c in enumerate(row)}
-    table |= {f"brk{k}": float(x) for k, x in enumerate(spline.breakpoints)}
-    b.emit(isa.NluLoad, tile_mask=tiles, table_mode=NLU_MODE, **table)

@@ -210,6 +210,11 @@ class Plan:
                 name, source = gathered(stage), stage.inputs[0]
                 size = gathered_bytes(self, source) * len(gathered_tiles(self, source))
                 live[name], shapes[name] = (index, index), Block(0, size, size, size)
+            if isinstance(stage, Multiply):
+                rows, columns = self.splits[stage.output]
+                words = rows.extent * columns.extent * self.channels(stage.output) // WORD_BYTES * self.images
+                size = WORD_BYTES * WORD_BYTES * words
+                live[factors(stage)], shapes[factors(stage)] = (index, index), Block(0, size, size, size)
         places: dict[str, int] = {}
         for root in sorted(live, key=lambda r: live[r][0]):
             size = self._size(root, shapes[root])
@@ -453,6 +458,16 @@ def gather_rows(plan: Plan) -> list[int]:
             packets = ceil_div(gathered_bytes(plan, stage.inputs[0]), ROW_BYTES)
             found.append(packets * (1 + len(gathered_tiles(plan, stage.inputs[0]))))
     return found
+
+
+def factor_rows(plan: Plan) -> list[int]:
+    """Wide rows of the FIFO through which a product's second factor goes."""
+    return [2 * MAX_BLOCK for stage in plan.stages if isinstance(stage, Multiply)]
+
+
+def factors(stage: Stage) -> str:
+    """Name of the place where the second factor of a product is spread."""
+    return f"{stage.output}:factors"
 
 
 def pool_shape(plan: Plan, stage: MaxPool) -> tuple[int, int, int]:

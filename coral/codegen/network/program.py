@@ -14,7 +14,7 @@ from coral.codegen.builder import V14, Builder
 from coral.codegen.errors import CodegenError, ShapeError
 from coral.codegen.fc import RESIDENT_TOKEN
 from coral.codegen.machine import ROW_BYTES, TILES, ceil_div
-from coral.codegen.network import emit, vectors, windows
+from coral.codegen.network import emit, vectors, windows, words
 from coral.codegen.network.cost import candidates, fitting
 from coral.codegen.network.frame import images_in, input_layer, output_layer, receive_input, send_output
 from coral.codegen.network.graph import (
@@ -23,6 +23,7 @@ from coral.codegen.network.graph import (
     Concatenate,
     Conv,
     MaxPool,
+    Multiply,
     Network,
     Requantise,
     Stage,
@@ -158,9 +159,9 @@ class NetworkProgram:
             b.end_pass(passes)
         b.epilogue()
         stream = b.finish()
-        words = len(stream.data) // 16
-        if words > MAX_WORDS:
-            raise ShapeError(f"network {self.network.name!r}: {words} instruction words, the limit is {MAX_WORDS}")
+        size = len(stream.data) // 16
+        if size > MAX_WORDS:
+            raise ShapeError(f"network {self.network.name!r}: {size} instruction words, the limit is {MAX_WORDS}")
         transfers = []
         for k in range(passes):
             transfers.append(DmaHint(Base.INPUT, k * x.size_bytes, x.size_bytes, x.name))
@@ -200,11 +201,13 @@ class NetworkProgram:
             case MaxPool():
                 windows.maximum(b, plan, stage)
             case AveragePool():
-                emit.average(b, plan, wide, stage)
+                words.average(b, plan, wide, stage)
             case Add():
-                emit.add(b, plan, wide, stage)
+                words.add(b, plan, wide, stage)
             case Requantise():
-                emit.requantise(b, plan, wide, stage)
+                words.requantise(b, plan, wide, stage)
+            case Multiply():
+                words.multiply(b, plan, wide, stage)
             case _:
                 raise CodegenError(f"stage {stage.output!r}: {type(stage).__name__} has no generator")
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import ALL_TILES, GROUP, ROW_BYTES, TILES, WIDE_ROWS, WORD_BYTES, ceil_div
-from coral.codegen.network.graph import Add, AveragePool, Conv, Requantise
-from coral.codegen.network.plan import FIXED_ROW, Plan, gather_rows, pool_rows
+from coral.codegen.network.graph import Add, AveragePool, Conv, Multiply, Requantise
+from coral.codegen.network.plan import FIXED_ROW, Plan, factor_rows, gather_rows, pool_rows
 from coral.codegen.network.products import Level, Product, product_of
 
 PIECE_ROWS = 300
@@ -91,7 +91,7 @@ class Wide:
         self.pieces = self._place({t: max(row, lowest) for t, row in enumerate(base_rows) if row is not None})
         self.used = max(piece.row + piece.rows for piece, _ in self.parts) if self.parts else 0
         self.fifos = {name: self._fifo(name, p, top) for name, p in self.products.items() if name not in plan.spread}
-        scratch = max([0, *gather_rows(plan), *pool_rows(plan)])
+        scratch = max([0, *gather_rows(plan), *pool_rows(plan), *factor_rows(plan)])
         self.floor = min([FIXED_ROW - scratch, *(f.sums_row for f in self.fifos.values())])
         if self.floor < self.used:
             raise ShapeError(
@@ -110,6 +110,8 @@ class Wide:
         for stage in self.plan.stages:
             if isinstance(stage, Add):
                 self._constant(add_rows(stage))
+            elif isinstance(stage, Multiply):
+                self._constant(selection_rows())
             elif isinstance(stage, Requantise | AveragePool):
                 self._constant(identity_rows())
 
@@ -183,6 +185,14 @@ def identity_rows() -> np.ndarray:
     row = np.zeros((1, ROW_BYTES), np.uint8)
     row[0, [5 * c for c in range(WORD_BYTES)]] = 1
     return row
+
+
+def selection_rows() -> np.ndarray:
+    """Four rows: row c passes on byte c of a word in column c, and zeros elsewhere. uint8 [4, 256]."""
+    rows = np.zeros((WORD_BYTES, ROW_BYTES), np.uint8)
+    for c in range(WORD_BYTES):
+        rows[c, 5 * c] = 1
+    return rows
 
 
 def add_rows(stage: Add) -> np.ndarray:

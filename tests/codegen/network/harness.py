@@ -118,6 +118,13 @@ class Maker:
         self.last = name
         return name
 
+    def multiply(self, a: str, b: str) -> str:
+        t = self.tensors[a]
+        name = self.tensor(t.y, t.x, t.c)
+        self.stages.append(nw.Multiply((a, b), name, self.clamps(name), float(np.float32(0.01))))
+        self.last = name
+        return name
+
     def add(self, a: str, b: str) -> str:
         t = self.tensors[a]
         name = self.tensor(t.y, t.x, t.c)

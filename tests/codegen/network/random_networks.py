@@ -90,7 +90,7 @@ def residual(maker: Maker, rng: np.random.Generator) -> None:
     else:
         maker.layer(nw.Depthwise, n, _kernel(rng, maker, 5))
         maker.layer(nw.Conv, n)
-    maker.add(a, maker.last)
+    (maker.add if rng.integers(3) else maker.multiply)(a, maker.last)
 
 
 def branches(maker: Maker, rng: np.random.Generator) -> None:
