@@ -19,7 +19,7 @@ from coral.driver.transport import Buffer, Bus, UsbDevice
 from coral.package.program import Program
 
 PROBE_TIMEOUT_S = 0.5
-CANARY_TIMEOUT_S = 1.0
+CANARY_TIMEOUT_S = 0.7
 REPLUG = "unplug the stick, wait a second and plug it in again"
 STATUS_REGISTERS = (
     "hib_error_status",

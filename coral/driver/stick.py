@@ -24,7 +24,7 @@ from coral.package.program import Kind, Program
 STALL_TIMEOUT_S = 2.0
 RECOVERY_S = 5.0
 REOPENINGS = 2
-RETURN_S, PAUSE_S, AFTER_RESET_S = 1.0, 0.5, 1.2
+RETURN_S, PAUSE_S, AFTER_RESET_S = 1.0, 0.3, 1.2
 """How long a stick that has left is waited for; pauses after a failed opening and a port reset."""
 PREPARED_PROGRAMS = 64
 

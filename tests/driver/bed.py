@@ -33,6 +33,7 @@ class Bed:
 
     layer = 0
     stall_s = 2.0
+    firmware = stand_in_firmware()
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="coralbed"))
@@ -48,7 +49,7 @@ class Bed:
     def open(self, bus: Bus | None = None, **options: Any) -> driver.Stick:
         """A driver's stick, closed with the bed."""
         settings = {
-            "firmware": stand_in_firmware(),
+            "firmware": self.firmware,
             "check_firmware_hash": False,
             "lock_dir": self.directory,
             "stall_timeout_s": self.stall_s,

@@ -86,6 +86,17 @@ def bed(request: pytest.FixtureRequest) -> Iterator[Bed | str]:
     made.close()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "waits: takes real time behind libusb, where it is slow")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("waits") and "[libusb" in item.name:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     library = pyfuncitem.funcargs.get("bed")

@@ -115,6 +115,7 @@ LASTING: dict[str, tuple[list[Fault], type[Exception], bool]] = {
 }
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("name", LASTING)
 def test_ends_in_a_typed_error(bed: Bed, name: str) -> None:
     faults, error, replug = LASTING[name]
@@ -165,6 +166,7 @@ OPENING: dict[str, tuple[list[Fault], type[Exception], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("name", OPENING)
 def test_opening_fails_with_a_typed_error(bed: Bed, name: str) -> None:
     faults, error, options = OPENING[name]
@@ -316,6 +318,7 @@ def test_message_says_what_was_under_way_and_what_the_chip_says(bed: Bed) -> Non
     assert stick.counters.faults == {"timeout": 1, "TransferFailed": 1}
 
 
+@pytest.mark.waits
 def test_wedged_by_a_broken_deadlock_rule_needs_a_replug_and_is_never_reset(bed: Bed) -> None:
     slow = functools.partial(FakeChip, 0.05 * bed.layer)  # all is sent before the first output is there
     bed.stall_s = 2.0
@@ -337,6 +340,7 @@ def test_wedged_by_a_broken_deadlock_rule_needs_a_replug_and_is_never_reset(bed:
     good(stick)
 
 
+@pytest.mark.waits
 def test_port_reset_is_last_and_only_on_request(bed: Bed) -> None:
     """A light wedge: outputs never come until the port is reset."""
     plan = FaultPlan(Fault(Kind.IN, 0, Effect.TIMEOUT, OFTEN))
@@ -357,6 +361,7 @@ def test_port_reset_is_last_and_only_on_request(bed: Bed) -> None:
     assert stick.counters.faults["recovery"] == 2, "re-opened twice before"
 
 
+@pytest.mark.waits
 def test_port_reset_of_a_wedged_stick_makes_it_vanish(bed: Bed) -> None:
     bus = bed.bus(fault_plan=FaultPlan(Fault(Kind.INPUT, 0, Effect.WEDGE)))
     stick = bed.open(bus, port_reset=True)
@@ -369,6 +374,7 @@ def test_port_reset_of_a_wedged_stick_makes_it_vanish(bed: Bed) -> None:
     good(stick)
 
 
+@pytest.mark.waits
 def test_a_faulty_stick_does_not_slow_its_neighbour(bed: Bed) -> None:
     import threading
     import time

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -222,11 +223,12 @@ class Histories(RuleBasedStateMachine):
         shutil.rmtree(self.directory)
 
 
-def test_random_histories() -> None:
+@pytest.mark.parametrize("steps", [2000, pytest.param(STEPS, marks=pytest.mark.slow)])
+def test_random_histories(steps: int) -> None:
     run_state_machine_as_test(
         Histories,
         settings=settings(
-            max_examples=max(1, STEPS // STEPS_PER_HISTORY),
+            max_examples=max(1, steps // STEPS_PER_HISTORY),
             stateful_step_count=STEPS_PER_HISTORY,
             deadline=None,
             suppress_health_check=list(HealthCheck),
