@@ -6,7 +6,8 @@ Source: docs/run.md, section Looking inside.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,15 @@ def explain(error: ChipError, program: Program) -> ProgramFault:
     return ProgramFault("\n".join(parts))
 
 
+@contextmanager
+def explained(program: Program) -> Iterator[None]:
+    """What goes wrong on the simulated chip inside becomes a ProgramFault, see ``explain``."""
+    try:
+        yield
+    except ChipError as error:
+        raise explain(error, program) from error
+
+
 def stop_at(model: Model, arrays: Mapping[str, Array], seq: int) -> Stopped:
     """Runs a model's chip part without USB until the instruction of this sequence number begins on a unit, or the tile
     fence of this number is passed on a tile.
@@ -90,12 +100,11 @@ def stop_at(model: Model, arrays: Mapping[str, Array], seq: int) -> Stopped:
     target.chip.machine_type = Watching
     values = {port.number: port.codes(arrays[port.name]) for port in model.inputs}
     try:
-        target.run(model.program, model.packed(values))
+        with explained(model.program):
+            target.run(model.program, model.packed(values))
     except Stopped as stopped:
         stopped.text = known[seq]
         return stopped
-    except ChipError as error:
-        raise explain(error, model.program) from error
     raise BreakError(f"the instruction of {model.name} with sequence number {seq} never reached a unit")
 
 

@@ -83,6 +83,7 @@ class Model:
 
     ``inputs`` and ``outputs`` are what a call takes and gives: the whole model's, or, where operators are left to the
     host and nothing runs them, the chip part's; ``left`` names those operators, before and behind the chip part.
+    ``layers`` are the chip's inputs, variables too: tensor numbers and layers.
     Models compiled together share a parameter caching token and stay resident together when they are loaded on the same
     device; others displace each other, and are sent again when they are called.
     """
@@ -94,13 +95,13 @@ class Model:
         caching = [p for p in file.package.programs if p.kind is Kind.PARAMETER_CACHING]
         self.caching = caching[0] if caching and self.program.kind is Kind.EXECUTION_ONLY else None
         graph, operator = file.graph, file.graph.operators[file.operator]
-        self._layers = [(i, _layer(graph, i, self.program.inputs)) for i in operator.inputs if i >= 0]
+        self.layers = [(i, _layer(graph, i, self.program.inputs)) for i in operator.inputs if i >= 0]
         self._results = [(i, _layer(graph, i, self.program.outputs)) for i in operator.outputs if i >= 0]
-        self._variables = {i for i, _ in self._layers if graph.tensors[i].is_variable}
+        self._variables = {i for i, _ in self.layers if graph.tensors[i].is_variable}
         before, behind = _around(file)
         self._parts: list[HostPart | None] = [None, None]
         self.left: tuple[str, ...] = ()
-        ends = [i for i, _ in self._layers if i not in self._variables], [i for i, _ in self._results]
+        ends = [i for i, _ in self.layers if i not in self._variables], [i for i, _ in self._results]
         if before or behind:
             if host and available():
                 kept = sorted(set(graph.inputs) | set(ends[0]) | set(ends[1]))
@@ -139,7 +140,7 @@ class Model:
     def packed(self, values: Mapping[int, Array]) -> dict[str, bytes]:
         """Padded bytes of the chip's inputs by layer name, for arrays by tensor number."""
         packed = {}
-        for number, layer in self._layers:
+        for number, layer in self.layers:
             array = values.get(number)
             if array is None:
                 port = _port(self.file.graph, number)
@@ -147,11 +148,14 @@ class Model:
             packed[layer.name] = pack_input(layer, array.reshape(layer.y, layer.x, layer.z))
         return packed
 
-    def _on_chip(self, values: Mapping[int, Array]) -> dict[int, Array]:
+    def raw(self, values: Mapping[int, Array]) -> dict[str, bytes]:
+        """Padded bytes of every output layer by name, for arrays of the chip's inputs by tensor number."""
         if self.caching is not None:
             self.target.ensure_cached(self.caching)
-        raw = self.target.run(self.program, self.packed(values))
-        tensors = self.file.graph.tensors
+        return self.target.run(self.program, self.packed(values))
+
+    def _on_chip(self, values: Mapping[int, Array]) -> dict[int, Array]:
+        raw, tensors = self.raw(values), self.file.graph.tensors
         return {i: unpack_output(layer, raw[layer.name]).reshape(tensors[i].shape) for i, layer in self._results}
 
     def _matched(self, inputs: Any) -> list[tuple[Port, ArrayLike]]:
@@ -186,16 +190,22 @@ def load(
     """
     file = read_edgetpu(path)
     name = "model" if isinstance(path, bytes) else Path(path).name
-    if device == "usb" and not file.package.execution.fully_deterministic:
-        raise ModelError(
-            f"{name} cannot run over USB: its list of transfers is not complete (it names no outputs and no end), and "
-            "a stick does not tell the host what its program asks for; use the simulated stick (--device sim)"
-        )
+    if device == "usb":
+        refuse_over_usb(file, name)
     if isinstance(device, str):
         from coral.devices import shared_stick
 
         return Model(file, shared_stick(device, index, clock=clock), name=name, host=host)
     return Model(file, device, name=name, host=host)
+
+
+def refuse_over_usb(file: EdgeTpuModel, name: str) -> None:
+    """ModelError for a program that asks for its own transfers."""
+    if not file.package.execution.fully_deterministic:
+        raise ModelError(
+            f"{name} cannot run over USB: its list of transfers is not complete (it names no outputs and no end), and "
+            "a stick does not tell the host what its program asks for; use the simulated stick (--device sim)"
+        )
 
 
 def _layer(graph: Graph, number: int, layers: Sequence[Layer]) -> Layer:

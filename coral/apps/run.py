@@ -14,10 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from coral import CoralError
-from coral.apps.debug import explain
+from coral.apps.debug import explained
 from coral.apps.files import check_outputs, given, read_labels, write_outputs
-from coral.apps.model import Array, Model, Port, load
-from coral.chip import ChipError
+from coral.apps.model import Array, Port, load
 
 MAX_JSON_VALUES = 4096
 
@@ -42,18 +41,43 @@ def run(
     names = read_labels(labels) if labels else []
     arrays = given(model.inputs, inputs, random)
     start = time.perf_counter()
-    try:
+    with explained(model.program):
         result = model(arrays)
-    except ChipError as error:
-        raise explain(error, model.program) from error
     seconds = time.perf_counter() - start
     results = result if isinstance(result, dict) else {model.outputs[0].name: result}
     write_outputs(outputs, results)
-    best = {port.name: ranking(port, results[port.name], top, names) for port in model.outputs} if top else {}
+    found = {
+        "model": model.name,
+        "device": device,
+        "clock_hz": float(model.target.clock_hz),
+        "seconds_of_this_call": seconds,
+        "predicted_seconds_on_a_stick": model.predicted_seconds,
+        "left_to_the_host": list(model.left),
+        "outputs": [described(port, results[port.name], top, names) for port in model.outputs],
+    }
     if as_json:
-        print(json.dumps(report(model, device, seconds, results, best), indent=1))
+        print(json.dumps(found, indent=1))
     else:
-        show(model, device, seconds, results, best)
+        show(found)
+
+
+def described(port: Port, array: Array, top: int, labels: Sequence[str]) -> dict[str, Any]:
+    """An output in JSON's types; ``smallest``, ``largest`` and ``mean`` are real values."""
+    real = port.values(array)
+    entry: dict[str, Any] = {
+        "name": port.name,
+        "shape": list(array.shape),
+        "dtype": array.dtype.name,
+        "scale": port.scale,
+        "zero_point": port.zero_point,
+        "sha256": hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest(),
+        **{name: float(f(real)) for name, f in (("smallest", np.min), ("largest", np.max), ("mean", np.mean))},
+    }
+    if array.size <= MAX_JSON_VALUES:
+        entry["values"] = array.tolist()
+    if top:
+        entry["top"] = ranking(port, array, top, labels)
+    return entry
 
 
 def ranking(port: Port, array: Array, top: int, labels: Sequence[str]) -> list[dict[str, Any]]:
@@ -70,57 +94,25 @@ def ranking(port: Port, array: Array, top: int, labels: Sequence[str]) -> list[d
     ]
 
 
-def report(
-    model: Model, device: str, seconds: float, results: dict[str, Array], best: dict[str, list[dict[str, Any]]]
-) -> dict[str, Any]:
-    """Everything as JSON."""
-    outputs = []
-    for port in model.outputs:
-        array = results[port.name]
-        entry: dict[str, Any] = {"name": port.name, "shape": list(array.shape), "dtype": array.dtype.name}
-        entry |= {"scale": port.scale, "zero_point": port.zero_point}
-        entry["sha256"] = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-        if array.size <= MAX_JSON_VALUES:
-            entry["values"] = array.tolist()
-        if port.name in best:
-            entry["top"] = best[port.name]
-        outputs.append(entry)
-    return {
-        "model": model.name,
-        "device": device,
-        "seconds_of_this_call": seconds,
-        "predicted_seconds_on_a_stick": model.predicted_seconds,
-        "left_to_the_host": list(model.left),
-        "outputs": outputs,
-    }
-
-
-def show(
-    model: Model, device: str, seconds: float, results: dict[str, Array], best: dict[str, list[dict[str, Any]]]
-) -> None:
+def show(found: dict[str, Any]) -> None:
     """Everything as tables."""
-    console = Console()
-    how = "simulated in" if device == "sim" else "took"
+    console = Console(highlight=False, markup=False)
+    how = "simulated in" if found["device"] == "sim" else "took"
     console.print(
-        f"{model.name}: {how} {seconds:.2f} s; predicted on a stick {model.predicted_seconds * 1e3:.2f} ms "
-        f"per call at {float(model.target.clock_hz) / 1e6:.0f} MHz",
-        highlight=False,
-        markup=False,
+        f"{found['model']}: {how} {found['seconds_of_this_call']:.2f} s; predicted on a stick "
+        f"{found['predicted_seconds_on_a_stick'] * 1e3:.2f} ms per call at {found['clock_hz'] / 1e6:.0f} MHz"
     )
-    if model.left:
-        console.print(
-            f"not run (operators of the host; pip install 'tinycoral[litert]' runs them): {', '.join(model.left)}",
-            highlight=False,
-            markup=False,
-        )
+    if found["left_to_the_host"]:
+        names = ", ".join(found["left_to_the_host"])
+        console.print(f"not run (operators of the host; pip install 'tinycoral[litert]' runs them): {names}")
     table = Table("output", "shape", "type", "smallest", "largest", "mean")
-    for port in model.outputs:
-        array = results[port.name]
-        numbers = [f"{f(port.values(array)):.6g}" for f in (np.min, np.max, np.mean)]
-        table.add_row(port.name, " x ".join(map(str, array.shape)), array.dtype.name, *numbers)
-    console.print(table, markup=False)
-    for name, entries in best.items():
-        table = Table("place", "index", "score", "label", title=name)
-        for place, entry in enumerate(entries, 1):
-            table.add_row(str(place), str(entry["index"]), f"{entry['score']:.6g}", entry.get("label", ""))
-        console.print(table)
+    for output in found["outputs"]:
+        numbers = [f"{output[name]:.6g}" for name in ("smallest", "largest", "mean")]
+        table.add_row(output["name"], " x ".join(map(str, output["shape"])), output["dtype"], *numbers)
+    console.print(table)
+    for output in found["outputs"]:
+        if "top" in output:
+            table = Table("place", "index", "score", "label", title=output["name"])
+            for place, entry in enumerate(output["top"], 1):
+                table.add_row(str(place), str(entry["index"]), f"{entry['score']:.6g}", entry.get("label", ""))
+            console.print(table)

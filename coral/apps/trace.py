@@ -10,12 +10,11 @@ from typing import Any
 from rich.console import Console
 
 from coral import CoralError, timing
-from coral.apps.debug import explain
+from coral.apps.debug import explained
 from coral.apps.direct import DirectChip
 from coral.apps.files import given
 from coral.apps.model import load
 from coral.apps.timeline import Timeline, record
-from coral.chip import ChipError
 from coral.chip.layout import SCALAR_NODE
 from coral.driver import CLOCK_HZ
 
@@ -43,10 +42,8 @@ def trace(
         raise CoralError(f"clock {clock!r} is unknown, there are {', '.join(CLOCK_HZ)}")
     model = load(path, device=DirectChip(), host=False)
     arrays = given(model.inputs, inputs, 0 if random is None else random)
-    try:
+    with explained(model.program):
         timeline = record(model, arrays, float(CLOCK_HZ[clock]))
-    except ChipError as error:
-        raise explain(error, model.program) from error
     if out is not None:
         out.write_text(json.dumps(chrome_trace(timeline, path.name)))
     if picture is not None:

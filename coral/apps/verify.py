@@ -18,28 +18,14 @@ from rich.progress import Progress
 from rich.table import Table
 
 from coral import CoralError
-from coral.apps.debug import explain
+from coral.apps.debug import explained
 from coral.apps.direct import DirectChip
 from coral.apps.files import image_input
-from coral.apps.model import Array, ModelError, Port, Target
-from coral.chip import Chip, ChipError
-from coral.evaluate.compare import ChipPart, chip_part, difference
-from coral.package.program import Kind, Program
-from coral.package.tensors import pack_input, unpack_output
+from coral.apps.model import Array, Model, Port, Target, refuse_over_usb
+from coral.chip import Chip
+from coral.evaluate.compare import ChipPart, Difference, chip_part, difference
+from coral.package.tensors import unpack_output
 from coral.package.tflite_file import read_edgetpu
-
-
-@dataclass
-class Compared:
-    """One output over all inputs; ``amounts`` counts values by how much they are off (actual - expected, not 0)."""
-
-    values: int = 0
-    amounts: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def differing(self) -> int:
-        """Values that differ."""
-        return sum(self.amounts.values())
 
 
 @dataclass
@@ -49,8 +35,8 @@ class Report:
 
     model: str
     device: str
-    inputs: int
-    outputs: dict[str, Compared]
+    outputs: dict[str, Difference]
+    inputs: int = 0
     orders: int = 0
     orders_differing: list[int] = field(default_factory=list)
     host_operators: list[str] = field(default_factory=list)
@@ -60,32 +46,6 @@ class Report:
     def ok(self) -> bool:
         """No value differs."""
         return not any(output.differing for output in self.outputs.values()) and not self.orders_differing
-
-
-class ProgramRunner:
-    """The chip part of a compiled file on a target: arrays by layer name in, arrays and raw bytes out."""
-
-    def __init__(self, programs: Sequence[Program], target: Target) -> None:
-        self.target = target
-        self.program = next(p for p in programs if p.kind is not Kind.PARAMETER_CACHING)
-        self.caching = next((p for p in programs if p.kind is Kind.PARAMETER_CACHING), None)
-
-    def raw(self, inputs: Mapping[str, Array]) -> dict[str, bytes]:
-        """Padded bytes of every output."""
-        packed = {
-            layer.name: pack_input(layer, inputs[layer.name].reshape(layer.y, layer.x, layer.z))
-            for layer in self.program.inputs
-        }
-        try:
-            if self.caching is not None:
-                self.target.ensure_cached(self.caching)
-            return self.target.run(self.program, packed)
-        except ChipError as error:
-            raise explain(error, self.program) from error
-
-    def arrays(self, raw: Mapping[str, bytes]) -> dict[str, Array]:
-        """Outputs as arrays [y, x, z]."""
-        return {layer.name: unpack_output(layer, raw[layer.name]) for layer in self.program.outputs}
 
 
 def verify_pair(
@@ -107,35 +67,37 @@ def verify_pair(
     """
     start = time.perf_counter()
     file, part = read_edgetpu(compiled), chip_part(original, compiled)
-    if not file.package.execution.fully_deterministic:
-        if device == "usb":
-            raise ModelError(f"{compiled.name} cannot run over USB: its list of transfers is not complete")
+    if device == "usb":
+        refuse_over_usb(file, compiled.name)
+    elif not file.package.execution.fully_deterministic:
         device = "direct"
-    runner = ProgramRunner(file.package.programs, _target(device))
-    names = [part.graph.operators[number].name for number in part.host_operators]
-    report = Report(
-        compiled.name, device, 0, {layer.name: Compared() for layer in runner.program.outputs}, 0, [], names
-    )
+    model = Model(file, _target(device), host=False)
+    report = Report(compiled.name, device, {layer.name: Difference(0, {}) for layer in model.program.outputs})
+    report.host_operators = [part.graph.operators[number].name for number in part.host_operators]
     cases = list(_inputs(part, n, seed, images))
     first: dict[str, bytes] = {}
-    for inputs in cases:
-        raw = runner.raw(inputs)
-        first = first or raw
-        expected = part.evaluate(inputs)
-        for name, actual in runner.arrays(raw).items():
-            found, total = difference(expected[name], actual), report.outputs[name]
-            total.values += found.values
-            total.amounts = dict(Counter(total.amounts) + Counter(found.amounts))
-        report.inputs += 1
-        advance()
-    for order in range(orders if cases else 0):
-        raw = ProgramRunner(file.package.programs, DirectChip(Chip(seed=order))).raw(cases[0])
-        if raw != first:
-            report.orders_differing.append(order)
-        report.orders += 1
-        advance()
+    with explained(model.program):
+        for inputs in cases:
+            raw, expected = model.raw(_by_number(model, inputs)), part.evaluate(inputs)
+            first = first or raw
+            for layer in model.program.outputs:
+                found, before = difference(expected[layer.name], unpack_output(layer, raw[layer.name])), report.outputs
+                amounts = dict(Counter(before[layer.name].amounts) + Counter(found.amounts))
+                before[layer.name] = Difference(before[layer.name].values + found.values, amounts)
+            report.inputs += 1
+            advance()
+        for order in range(orders if cases else 0):
+            shuffled = Model(file, DirectChip(Chip(seed=order)), host=False)
+            if shuffled.raw(_by_number(shuffled, cases[0])) != first:
+                report.orders_differing.append(order)
+            report.orders += 1
+            advance()
     report.seconds = time.perf_counter() - start
     return report
+
+
+def _by_number(model: Model, inputs: Mapping[str, Array]) -> dict[int, Array]:
+    return {number: inputs[layer.name] for number, layer in model.layers}
 
 
 def verify(
