@@ -9,10 +9,12 @@ import numpy as np
 from tinygrad import nn
 from tinygrad.tensor import Tensor
 
+from coral import numerics
 from coral.numerics import NumericsError
 from coral.quantize.calibrate import (
+    Bounds,
     Observation,
-    Range,
+    Ranges,
     Trace,
     batches_of,
     outputs_of,
@@ -21,21 +23,38 @@ from coral.quantize.calibrate import (
     shared_ranges,
 )
 from coral.quantize.expressions import QuantizeError
-from coral.quantize.layers import QLinear, Quant
+from coral.quantize.fold import Rewrite, fold, freeze
+from coral.quantize.layers import QConv2d, QLayer, QLinear, quantised
 from coral.quantize.model_graph import ModelGraph
+from coral.quantize.peel import Quant, Source
 from coral.quantize.report import Error, LayerReport, Report
+
+PER_CHANNEL_ABOVE, PER_CHANNEL_GAIN = 0.02, 0.7
+"""One weight scale per channel is chosen where the layer's relative error is above the first with one scale for all,
+and falls to the second's share of it."""
 
 Model = TypeVar("Model")
 
 
 @overload
-def quantize(model: Model, calibration_inputs: Any, *, report: Literal[False] = False) -> Model: ...
+def quantize(
+    model: Model, calibration_inputs: Any, *, report: Literal[False] = False, per_channel: bool | None = None
+) -> Model: ...
 @overload
-def quantize(model: Model, calibration_inputs: Any, *, report: Literal[True]) -> tuple[Model, Report]: ...
+def quantize(
+    model: Model, calibration_inputs: Any, *, report: Literal[True], per_channel: bool | None = None
+) -> tuple[Model, Report]: ...
 @overload
-def quantize(model: Model, calibration_inputs: Any, *, report: bool) -> Model | tuple[Model, Report]: ...
-def quantize(model: Model, calibration_inputs: Any, *, report: bool = False) -> Model | tuple[Model, Report]:
-    """A copy of ``model`` whose linear layers compute in uint8; the given model stays as it is.
+def quantize(
+    model: Model, calibration_inputs: Any, *, report: bool, per_channel: bool | None = None
+) -> Model | tuple[Model, Report]: ...
+def quantize(
+    model: Model, calibration_inputs: Any, *, report: bool = False, per_channel: bool | None = None
+) -> Model | tuple[Model, Report]:
+    """A copy of ``model`` whose linear layers and convolutions compute in uint8; the given model stays as it is.
+
+    Batch norms are folded into their neighbours, or become depthwise convolutions; sums and means between layers are
+    computed on codes.
 
     :param model: a callable (an object with ``__call__``, a function, ``TinyJit``) or a list of layers for
         ``x.sequential(layers)``. Layers are found in attributes, lists, tuples, dicts, closures, bound methods,
@@ -43,6 +62,8 @@ def quantize(model: Model, calibration_inputs: Any, *, report: bool = False) -> 
     :param calibration_inputs: typical inputs (a few hundred examples). A Tensor or NumPy array is one call of the
         model; a list or generator holds several calls, and a tuple in it holds the arguments of one call.
     :param report: also return a :class:`~coral.quantize.report.Report`; ``print`` it, or read ``report.layers``
+    :param per_channel: one weight scale per output channel (int8) in every layer, in none, or (None) where it makes a
+        bad layer better on the calibration inputs
     :return: the quantised model, or ``(quantised model, report)``. It gives the same bytes on every tinygrad device.
     :raises QuantizeError: nothing to quantise (with the reason for every layer), a model that is quantised already,
         unusable calibration inputs, values that are not finite
@@ -50,30 +71,38 @@ def quantize(model: Model, calibration_inputs: Any, *, report: bool = False) -> 
     batches = batches_of(calibration_inputs)
     if not callable(model) and not isinstance(model, (list, tuple)):
         raise QuantizeError(f"the model ({type(model).__name__}) can neither be called nor is it a list of layers")
-    graph = ModelGraph(model)
+    graph = original = ModelGraph(model)
     refused = {name: reason for name, layer in graph.layers.items() if (reason := _refusal(name, layer))}
-    linears = {name: layer for name, layer in graph.layers.items() if name not in refused}
-    trace = record(graph, linears, batches, keep=report)
-    folded = rectifiable(graph, linears, batches, trace)
-    ranges = shared_ranges(trace, folded)
-    quantised: dict[str, QLinear] = {}
-    for name, layer in linears.items():
+    graph, frozen = freeze(graph, batches)
+    graph, norms = fold(graph, batches)
+    refused |= {name: rewrite.reason for name, rewrite in norms.items() if rewrite.place == "host"}
+    layers = {name: layer for name, layer in graph.layers.items() if not _refusal(name, layer)}
+    trace = record(graph, layers, batches, keep=report or per_channel is None)
+    cut = rectifiable(graph, layers, batches, trace)
+    ranges = shared_ranges(trace, cut)
+    done: dict[str, QLayer] = {}
+    for name, layer in layers.items():
         if reason := _unusable(trace.observations[name]):
             refused[name] = reason
             continue
         try:
-            quantised[name] = _quantised(layer, *ranges[name], name in folded)
+            done[name] = _quantised(layer, name, trace.observations[name], ranges, cut.get(name), per_channel)
         except NumericsError as error:
             refused[name] = str(error)
-    if not quantised:
+    if not done:
         listed = (
             "; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "it holds no layer of tinygrad.nn"
         )
         raise QuantizeError(f"no layer of {_name_of(model)} can be quantised: {listed}")
-    result = graph.substitute({id(linears[name]): layer for name, layer in quantised.items()})
+    _hand_sums(done, trace, ranges)
+    result = graph.substitute({id(layers[name]): layer for name, layer in done.items()})
     if not report:
         return result
-    return result, _report(graph, batches, trace, ranges, quantised, refused)
+    lines = [
+        _line(name, layer, trace.observations.get(name), done, ranges, refused, norms, frozen)
+        for name, layer in original.layers.items()
+    ]
+    return result, Report(tuple(lines), _whole_error(graph, batches, trace, done))
 
 
 def _name_of(model: Any) -> str:
@@ -84,14 +113,17 @@ def _name_of(model: Any) -> str:
 
 def _refusal(name: str, layer: Any) -> str:
     """Why a layer cannot be quantised whatever the data, or "". :raises QuantizeError: it is quantised already."""
-    if isinstance(layer, QLinear):
+    if isinstance(layer, QLayer):
         raise QuantizeError(
             f"layer {name!r} is quantised already: quantize the float model with all calibration inputs"
         )
-    if not isinstance(layer, nn.Linear):
+    base = next((kind for kind in (nn.Linear, nn.Conv2d) if isinstance(layer, kind)), None)
+    if base is None:
         return f"no uint8 form of {type(layer).__name__}"
-    if type(layer).__call__ is not nn.Linear.__call__:
-        return f"{type(layer).__name__} computes something else than nn.Linear"
+    if type(layer).__call__ is not base.__call__:
+        return f"{type(layer).__name__} computes something else than nn.{base.__name__}"
+    if base is nn.Conv2d and layer.weight.ndim != 4:
+        return f"no uint8 form of a convolution with weights of {layer.weight.ndim} dimensions"
     if isinstance(layer.weight.device, tuple):
         return f"its weight is spread over the devices {', '.join(layer.weight.device)}"
     return ""
@@ -103,50 +135,113 @@ def _unusable(seen: Observation) -> str:
     return f"the model reads its attribute {seen.attribute!r} itself" if seen.attribute else ""
 
 
-def _quantised(layer: nn.Linear, inputs: Range, outputs: Range, relu: bool) -> QLinear:
-    weight = layer.weight.float().numpy()
-    bias = None if layer.bias is None else layer.bias.float().numpy()
-    x, y = Quant.of_range(inputs.lo, inputs.hi), Quant.of_range(outputs.lo, outputs.hi)
-    return QLinear.from_float(weight, bias, x, y, relu=relu, device=layer.weight.device)
+def _quantised(
+    layer: Any, name: str, seen: Observation, ranges: Ranges, cut: Bounds | None, per_channel: bool | None
+) -> QLinear | QConv2d:
+    """The uint8 layer; with ``per_channel`` None, its weights' quantisation is whichever the samples speak for."""
+    x, y = (Quant.of_range(found.lo, found.hi) for found in (ranges.inputs[name], ranges.outputs[name]))
+    options = {} if cut is None else {"relu": True, "top": cut[1]}
+    plain = quantised(layer, x, y, per_channel=bool(per_channel), **options)
+    if per_channel is not None:
+        return plain
+    error = _layer_error(plain, seen)
+    if error.rms <= PER_CHANNEL_ABOVE * error.signal_rms:
+        return plain
+    finer = quantised(layer, x, y, per_channel=True, **options)
+    return finer if _layer_error(finer, seen).rms <= PER_CHANNEL_GAIN * error.rms else plain
 
 
-def _remark(seen: Observation, layer: QLinear, quantised: Mapping[str, QLinear]) -> str:
-    linked = [p for p in seen.producers if p in quantised and quantised[p].quant.y == layer.quant.x]
-    parts = ["ReLU merged"] if layer.quant.relu else []
-    return ", ".join(parts + [f"takes the codes of {name}" for name in linked])
+def _layer_error(layer: Any, seen: Observation) -> Error:
+    """Of one layer, given float inputs."""
+    bounds = (0.0, layer.quant.top) if layer.quant.relu else (-np.inf, np.inf)
+    return Error.between([np.clip(y, *bounds) for _, y in seen.samples], [layer.reference(x) for x, _ in seen.samples])
+
+
+def _hand_sums(done: Mapping[str, QLayer], trace: Trace, ranges: Ranges) -> None:
+    """Gives every layer the quantisation of the sums that its inputs are made from, where the chip has them."""
+    outputs = {name: layer.quant.y for name, layer in done.items()}
+    for name, layer in done.items():
+        for source in trace.observations[name].sources:
+            parts = [part for part in source.walk() if len(part.parts) == 2] if source else []
+            for total in parts:
+                leaves = [leaf.key for leaf in total.walk() if not leaf.parts]
+                if not all(leaf in outputs for leaf in leaves):
+                    continue
+                found = ranges.sums[total.bare]
+                layer.sums[total.bare.rekeyed(outputs)] = Quant.of_range(found.lo, found.hi)
+        layer.sums = {key: quant for key, quant in layer.sums.items() if _addable(key, quant, layer.sums)}
+
+
+def _addable(total: Source, quant: Quant, sums: Mapping[Source, Quant]) -> bool:
+    """Whether the scales of a sum's operands are within the chip's integer weights."""
+    scales: list[float] = []
+    for part in total.parts:
+        while part.key == "mean" and part.parts:
+            (part,) = part.parts
+        operand = sums.get(part.bare) if part.parts else part.key
+        if not isinstance(operand, Quant):
+            return False
+        scales.append(operand.scale)
+    try:
+        numerics.add_multiplier(scales[0], numerics.add_weights(*scales)[0], quant.scale)
+    except NumericsError:
+        return False
+    return True
+
+
+def _remark(seen: Observation, layer: QLayer, done: Mapping[str, QLayer]) -> str:
+    q = layer.quant
+    parts = [] if not q.relu else ["ReLU merged"] if q.top == np.inf else ["ReLU6 merged"]
+    parts += ["int8 weights per channel"] if not isinstance(q.w, Quant) else []
+    for source in seen.sources:
+        if source is None or any(not leaf.parts and leaf.key not in done for leaf in source.walk()):
+            continue
+        averaged = ""
+        while source.key == "mean" and source.parts:
+            (source,), averaged = source.parts, ", averaged"
+        names = [leaf.key for leaf in source.walk() if not leaf.parts]
+        if source.parts:
+            parts.append(f"adds the codes of {' and '.join(names)}{averaged}")
+        elif done[source.key].quant.y == q.x:
+            pooled = ", pooled" if "max" in source.steps else ""
+            parts.append(f"takes the codes of {source.key}{pooled}{averaged}")
+    return ", ".join(parts)
 
 
 class _Reference:
     """A quantised layer computed in NumPy: the report must not take the chip's time."""
 
-    def __init__(self, layer: QLinear) -> None:
+    def __init__(self, layer: Any) -> None:
         self.layer = layer
 
     def __call__(self, x: Tensor) -> Tensor:
         return Tensor(self.layer.reference(x.numpy()), device=x.device)
 
 
-def _report(
-    graph: ModelGraph,
-    batches: list[tuple[Any, ...]],
-    trace: Trace,
-    ranges: Mapping[str, tuple[Range, Range]],
-    quantised: Mapping[str, QLinear],
+def _line(
+    name: str,
+    layer: Any,
+    seen: Observation | None,
+    done: Mapping[str, QLayer],
+    ranges: Ranges,
     refused: Mapping[str, str],
-) -> Report:
-    entries = []
-    for name, layer in graph.layers.items():
-        kind = type(layer).__name__
-        if name in refused:
-            seen = trace.observations.get(name)
-            entries.append(LayerReport(name, kind, "host", refused[name], seen.calls if seen else 0))
-            continue
-        seen, q = trace.observations[name], quantised[name]
-        inputs, outputs = ranges[name]
-        floats = [np.maximum(y, 0) if q.quant.relu else y for _, y in seen.samples]
-        error = Error.between(floats, [q.reference(x) for x, _ in seen.samples])
-        spans = (inputs.lo, inputs.hi), (outputs.lo, outputs.hi)
-        entries.append(LayerReport(name, kind, "chip", _remark(seen, q, quantised), seen.calls, *spans, q.quant, error))
-    stand_ins = {id(graph.layers[name]): _Reference(layer) for name, layer in quantised.items()}
-    outputs = outputs_of(graph.substitute(stand_ins, keep_jits=False), batches)
-    return Report(tuple(entries), Error.between(trace.outputs, outputs))
+    norms: Mapping[str, Rewrite],
+    frozen: set[str],
+) -> LayerReport:
+    """The report on one layer of the model that was given."""
+    kind, calls = type(layer).__name__, seen.calls if seen else 0
+    note = "statistics of the calibration inputs" if name in frozen else ""
+    rewrite = norms.get(name)
+    if rewrite is not None and rewrite.place == "folded":
+        return LayerReport(name, kind, "folded", ", ".join(filter(None, (rewrite.reason, note))))
+    if name not in done or seen is None:
+        return LayerReport(name, kind, "host", ", ".join(filter(None, (refused[name], note))), calls)
+    inputs, outputs = ((found.lo, found.hi) for found in (ranges.inputs[name], ranges.outputs[name]))
+    remarks = (rewrite.reason if rewrite else "", note, _remark(seen, done[name], done))
+    reason, quant = ", ".join(filter(None, remarks)), done[name].quant
+    return LayerReport(name, kind, "chip", reason, calls, inputs, outputs, quant, _layer_error(done[name], seen))
+
+
+def _whole_error(graph: ModelGraph, batches: list[tuple[Any, ...]], trace: Trace, done: Mapping[str, QLayer]) -> Error:
+    stand_ins = {id(graph.layers[name]): _Reference(layer) for name, layer in done.items()}
+    return Error.between(trace.outputs, outputs_of(graph.substitute(stand_ins, keep_jits=False), batches))

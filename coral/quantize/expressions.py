@@ -12,6 +12,7 @@ from typing import Any
 
 from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
+from tinygrad.uop import Ops
 
 from coral import CoralError, numerics
 
@@ -58,6 +59,14 @@ def check_length(k: int) -> None:
         raise QuantizeError(f"K is {k}: sums of more than {numerics.MAX_K} products of codes can overflow int32")
 
 
+def in_buffer(x: Tensor) -> Tensor:
+    """x as a kernel's own input: contiguous, but without a copy where x only reshapes something contiguous."""
+    base = x.uop
+    while base.op is Ops.RESHAPE:
+        base = base.src[0]
+    return x if base.op is Ops.CONTIGUOUS else x.contiguous()
+
+
 def output_stage(acc: Tensor, mult: float | Tensor, lo: int, hi: int, out_zp: int) -> Tensor:
     """``uint8(round_half_even(clamp(f32(acc) * mult)) + out_zp)``: how every quantised operation ends.
 
@@ -93,7 +102,7 @@ def qlinear_expression(
     check_channels(factor, w.shape[0])
     check_length(int(x.shape[-1]))
     # Contiguous operands and result: nothing of the producer or the consumer gets fused into the kernel.
-    acc = (x.contiguous().cast(dtypes.int32) - in_zp).matmul((w.contiguous().cast(dtypes.int32) - w_zp).T)
+    acc = (in_buffer(x).cast(dtypes.int32) - in_zp).matmul((w.contiguous().cast(dtypes.int32) - w_zp).T)
     if b is not None:
         acc = acc + b.contiguous()
     return output_stage(acc, factor, lo, hi, out_zp)

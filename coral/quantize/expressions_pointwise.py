@@ -10,7 +10,7 @@ from tinygrad.dtype import dtypes
 from tinygrad.tensor import Tensor
 
 from coral import numerics
-from coral.quantize.expressions import QuantizeError, check_stage, output_stage
+from coral.quantize.expressions import QuantizeError, check_stage, in_buffer, output_stage
 
 
 def qadd_expression(
@@ -36,7 +36,7 @@ def qadd_expression(
     if max(abs(w_1), abs(w_2)) > numerics.MAX_ADD_WEIGHT or min(abs(w_1), abs(w_2)) < 1:
         raise QuantizeError(f"ADD weights {weights} must lie in 1..{numerics.MAX_ADD_WEIGHT}, negative to subtract")
     _check_pair(a, b)
-    acc = a.contiguous().cast(dtypes.int32) * w_1 + b.contiguous().cast(dtypes.int32) * w_2
+    acc = in_buffer(a).cast(dtypes.int32) * w_1 + in_buffer(b).cast(dtypes.int32) * w_2
     return output_stage(acc - (w_1 * a_zp + w_2 * b_zp), factor, lo, hi, out_zp)
 
 
@@ -50,7 +50,7 @@ def qmul_expression(a: Tensor, b: Tensor, a_zp: int, b_zp: int, mult: float, lo:
     """
     factor = check_stage(mult, lo, hi, out_zp, a_zp=a_zp, b_zp=b_zp)
     _check_pair(a, b)
-    acc = (a.contiguous().cast(dtypes.int32) - a_zp) * (b.contiguous().cast(dtypes.int32) - b_zp)
+    acc = (in_buffer(a).cast(dtypes.int32) - a_zp) * (in_buffer(b).cast(dtypes.int32) - b_zp)
     return output_stage(acc, factor, lo, hi, out_zp)
 
 
@@ -65,7 +65,7 @@ def qrequantise_expression(x: Tensor, in_zp: int, mult: float, lo: int, hi: int,
     factor = check_stage(mult, lo, hi, out_zp, in_zp=in_zp)
     if x.dtype != dtypes.uint8:
         raise QuantizeError(f"codes must be uint8, not {x.dtype}")
-    return output_stage(x.contiguous().cast(dtypes.int32) - in_zp, factor, lo, hi, out_zp)
+    return output_stage(in_buffer(x).cast(dtypes.int32) - in_zp, factor, lo, hi, out_zp)
 
 
 def qclip_expression(x: Tensor, lo: int, hi: int = 255) -> Tensor:
@@ -78,7 +78,7 @@ def qclip_expression(x: Tensor, lo: int, hi: int = 255) -> Tensor:
     check_stage(1.0, lo, hi, lo)
     if x.dtype != dtypes.uint8:
         raise QuantizeError(f"codes must be uint8, not {x.dtype}")
-    return x.contiguous().clip(lo, hi).contiguous()
+    return in_buffer(x).clip(lo, hi).contiguous()
 
 
 def _check_pair(a: Tensor, b: Tensor) -> None:

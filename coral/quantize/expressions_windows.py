@@ -19,6 +19,7 @@ from coral.quantize.expressions import (
     check_length,
     check_operands,
     check_stage,
+    in_buffer,
     output_stage,
 )
 
@@ -64,7 +65,7 @@ def qconv2d_expression(
     check_length(math.prod(map(int, w.shape[1:])))
     _check_windows(x, (int(w.shape[2]), int(w.shape[3])), stride, padding, dilation)
     # Zero point first, padding afterwards: padding is a plain 0 then.
-    centred, weights = x.contiguous().cast(dtypes.int32) - in_zp, w.contiguous().cast(dtypes.int32) - w_zp
+    centred, weights = in_buffer(x).cast(dtypes.int32) - in_zp, w.contiguous().cast(dtypes.int32) - w_zp
     strides: Any = make_tuple(stride, 2)
     steps: Any = make_tuple(dilation, 2)
     with Context(WINO=0, IMAGE=0):
@@ -83,7 +84,7 @@ def qmax_pool_expression(x: Tensor, kernel: Pair, stride: Pair, padding: Padding
     _check_windows(x, make_tuple(kernel, 2), stride, padding)
     if any(p >= k for p, k in zip(resolve_pool_pads(padding, 2), make_tuple(kernel, 2)[::-1] * 2, strict=True)):
         raise QuantizeError(f"padding {padding} is not smaller than the window {kernel}")
-    largest: Any = x.contiguous().max_pool2d(make_tuple(kernel, 2), stride, padding=padding)
+    largest: Any = in_buffer(x).max_pool2d(make_tuple(kernel, 2), stride, padding=padding)
     return largest.contiguous()
 
 
@@ -103,7 +104,7 @@ def qavg_pool_expression(
     _check_windows(x, window, stride, padding)
     check_length(math.prod(window))
     left, right, top, bottom = resolve_pool_pads(padding, 2)
-    centred = (x.contiguous().cast(dtypes.int32) - in_zp).pad(((0, 0), (0, 0), (top, bottom), (left, right)))
+    centred = (in_buffer(x).cast(dtypes.int32) - in_zp).pad(((0, 0), (0, 0), (top, bottom), (left, right)))
     return output_stage(centred._pool(window, stride).sum((-2, -1)), factor, lo, hi, out_zp)
 
 

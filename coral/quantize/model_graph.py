@@ -20,13 +20,13 @@ from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import UOp
 
 from coral.quantize.expressions import QuantizeError
-from coral.quantize.layers import QLinear
+from coral.quantize.layers import QLayer
 
 _OPAQUE = (Tensor, UOp, np.ndarray, type, types.ModuleType, types.BuiltinFunctionType, str, bytes, int, float, complex)
 
 
 def _is_layer(item: Any) -> bool:
-    return isinstance(item, (nn.Linear, QLinear)) or type(item).__module__ == nn.__name__
+    return isinstance(item, (nn.Linear, nn.Conv2d, nn.BatchNorm, QLayer)) or type(item).__module__ == nn.__name__
 
 
 def _children(item: Any) -> Iterator[tuple[Any, Any]]:
@@ -57,7 +57,7 @@ class ModelGraph:
     """All objects reachable from a model.
 
     ``layers`` maps the dotted name under which a layer was found first (as ``nn.state.get_state_dict`` names it) to the
-    layer: every ``nn.Linear``, every other class of ``tinygrad.nn``, every QLinear, each object once.
+    layer: classes of ``tinygrad.nn`` or derived from its Linear, Conv2d or BatchNorm, and QLayers, each object once.
     """
 
     def __init__(self, root: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coral.quantize.layers import LinearQuant
+from coral.quantize.layers import LayerQuant
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ class Error:
 class LayerReport:
     """One layer of ``tinygrad.nn`` in the model.
 
-    :param place: "chip" for a layer that is uint8 now (one chip program with ``DEV=CORAL``), "host" for one left float
-    :param reason: why it stays on the host; for a chip layer, what was merged into it or shared with it
+    :param place: "chip" for a layer that is uint8 now (one chip program with ``DEV=CORAL``), "host" for one left
+        float, "folded" for a batch norm that became part of other layers
+    :param reason: why it stays on the host or where it went; for a chip layer, what was merged into it or shared
     :param error: of this layer alone, given float inputs; None on the host
     """
 
@@ -50,7 +51,7 @@ class LayerReport:
     calls: int = 0
     input_range: tuple[float, float] | None = None
     output_range: tuple[float, float] | None = None
-    quant: LinearQuant | None = None
+    quant: LayerQuant | None = None
     error: Error | None = None
 
 

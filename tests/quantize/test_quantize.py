@@ -270,14 +270,14 @@ class Mixed:
 
     def __init__(self) -> None:
         self.good, self.unused, self.read = linear(6, 6, 1), linear(6, 6, 2), linear(6, 6, 3)
-        self.norm, self.conv = nn.LayerNorm(6), nn.Conv2d(1, 1, 1)
+        self.norm, self.conv = nn.LayerNorm(6), nn.Conv1d(1, 1, 1)
         self.subclass = type("Doubled", (nn.Linear,), {"__call__": lambda s, x: x.linear(s.weight.T * 2)})(6, 6)
         self.biased = linear(6, 6, 4)
         self.biased.bias = Tensor(np.full(6, 1e7, F))
 
     def __call__(self, x: Tensor) -> Tensor:
         x = self.norm(self.good(x))
-        x = self.conv(x.reshape(-1, 1, 1, 6)).reshape(-1, 6)
+        x = self.conv(x.reshape(-1, 1, 6)).reshape(-1, 6)
         x = x.linear(self.read.weight.T) + self.read(x) + self.subclass(x)
         return self.biased(x * 1e-3)
 
@@ -290,7 +290,7 @@ def test_what_cannot_be_uint8_stays_float_and_is_listed_with_the_reason() -> Non
         "unused": "not called with data by the calibration inputs",
         "read": "the model reads its attribute 'weight' itself",
         "norm": "no uint8 form of LayerNorm",
-        "conv": "no uint8 form of Conv2d",
+        "conv": "no uint8 form of a convolution with weights of 3 dimensions",
         "subclass": "Doubled computes something else than nn.Linear",
         "biased": reasons["biased"],
     }
