@@ -11,9 +11,12 @@ import pytest
 import coral
 from coral.apps import model as model_module
 from coral.apps.direct import DirectChip, DirectError
+from coral.apps.host import HostPart
 from coral.apps.model import ModelError, Port
-from coral.devices import shared_stick
+from coral.devices import open_runtime, shared_stick
 from coral.evaluate.compare import chip_part
+from coral.package.tflite_file import read_edgetpu
+from coral.runtime import LinearSpec
 from tests.apps.pairs import cocompiled, pair
 
 
@@ -121,6 +124,37 @@ def test_models_that_were_not_compiled_together_displace_each_other(corpus: Path
     for _ in range(2):
         for m, x, y in zip(models, inputs, expected, strict=True):
             assert (m(x) == next(iter(y.values()))).all()
+
+
+def test_a_model_beside_the_runtime_on_one_stick(corpus: Path) -> None:
+    """Layers and model displace each other's parameters; both notice."""
+    original, compiled = pair(corpus, "dense/dense_512")
+    runtime, model = open_runtime("sim"), coral.load(compiled)
+    assert model.target is shared_stick("sim")
+    rng = np.random.default_rng(9)
+    spec = LinearSpec(64, 64, 3, 5, 7, 0.001953125)
+    x, w = (rng.integers(0, 256, shape, np.uint8) for shape in ((1, 64), (64, 64)))
+    acc = (x.astype(np.int64) - 3) @ (w.T.astype(np.int64) - 5)
+    expected = np.clip(np.rint(acc * spec.mult) + 7, 0, 255)
+    given = random(model.inputs, 9)
+    answer = next(iter(chip_part(original, compiled).evaluate(given).values()))
+    for _ in range(2):
+        assert (runtime.linear(spec, x, w, key="layer") == expected).all()
+        assert (model(given) == answer).all()
+
+
+def test_operators_before_the_chip_part_alone(corpus: Path) -> None:
+    """MoveNet's CAST and QUANTIZE of the image, as ai-edge-litert computes them and by hand."""
+    pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert: operators of the host NOT run")
+    file = read_edgetpu(pair(corpus, "vision/movenet_single_pose_lightning_ptq")[1])
+    operators, chip = (0, 1), file.graph.operators[file.operator]
+    assert [file.graph.operators[n].name for n in operators] == ["CAST", "QUANTIZE"]
+    part = HostPart(file, operators, file.graph.inputs, chip.inputs)
+    (number,), (result,) = file.graph.inputs, chip.inputs
+    image = np.random.default_rng(10).integers(0, 256, file.graph.tensors[number].shape, np.uint8)
+    tensor = file.graph.tensors[result]
+    expected = np.clip(np.rint(image / tensor.scale) + tensor.zero_point, -128, 127)
+    assert (part({number: image})[result] == expected).all()
 
 
 @pytest.mark.slow
