@@ -65,12 +65,15 @@ def chrome_trace(timeline: Timeline, name: str) -> dict[str, Any]:
     events = sorted(_events(timeline), key=lambda event: (event["pid"], event["tid"], event["ts"], -event["dur"]))
     pids = sorted({event["pid"] for event in events})
     threads = {(event["pid"], event["tid"]): event.pop("unit") for event in events}
-    labels = {SCALAR_NODE: "scalar side", USB: "USB"}
+    labels, order = {SCALAR_NODE: "scalar side", USB: "USB"}, {USB: -2, SCALAR_NODE: -1}
     metadata = [
         {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": labels.get(pid, f"tile {pid}")}}
         for pid in pids
     ]
-    metadata += [{"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": -pid}} for pid in pids]
+    metadata += [
+        {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": order.get(pid, pid)}}
+        for pid in pids
+    ]
     metadata += [
         {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": unit}}
         for (pid, tid), unit in sorted(threads.items())
