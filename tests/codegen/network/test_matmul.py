@@ -15,14 +15,11 @@ from coral.codegen.network import Matmul, matmul
 EDGES = [
     *((m, 10, 20) for m in (1, 2, 3, 8, 31, 32, 33, 256)),
     *((m, 64, 64) for m in (127, 128, 129)),
-    *((4, 70, k) for k in (767, 768, 769)),
-    (16, 288, 768),
-    (128, 288, 768),
+    *((4, 20, k) for k in (767, 768, 769)),
     (1, 1, 1),
-    (5, 3, 4097),
-    (256, 16, 3840),
     (17, 1000, 5),
 ]
+LARGE = [(16, 288, 768), (128, 288, 768), (5, 3, 4097), (256, 16, 3840), (256, 288, 288), (33, 768, 288)]
 
 
 def quantisation(rng: np.random.Generator, k: int) -> FcQuant:
@@ -43,11 +40,20 @@ def product(chip: Chip, p: Matmul, x: np.ndarray) -> np.ndarray:
     return p.unpack(b"".join(run(chip, p.execution, p.pack(x))))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("m", "n", "k"), LARGE)
+def test_large_products(m, n, k):
+    test_products(m, n, k)
+
+
 @pytest.mark.parametrize(("m", "n", "k"), EDGES)
 def test_products(m, n, k):
     rng = np.random.default_rng(m * n + k)
     row, tile = int(rng.integers(0, 900)), int(rng.integers(0, 14))
-    p, chip = matmul(m, n, k, quantisation(rng, k), parameter_row=row, tile_shift=tile), Chip(seed=k)
+    p, chip = (
+        matmul(m, n, k, quantisation(rng, k), parameter_row=row, tile_shift=tile),
+        Chip(seed=k if n * k < 2000 else None),
+    )
     p.execution.check()
     w, bias, q = check(chip, p, rng)
     for rows in {m, (m + 1) // 2}:
@@ -72,7 +78,7 @@ def test_resident_products_do_not_disturb_each_other():
 
 def test_weights_over_several_tiles():
     rng = np.random.default_rng(5)
-    p, chip = matmul(2, 700, 900, quantisation(rng, 900), parameter_row=500, tile_shift=9), Chip(seed=1)
+    p, chip = matmul(2, 700, 900, quantisation(rng, 900), parameter_row=500, tile_shift=9), Chip()
     assert p.tiles == 2
     w, bias, q = check(chip, p, rng)
     x = rng.integers(0, 256, (2, 900), np.uint8)

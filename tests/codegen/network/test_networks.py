@@ -66,7 +66,7 @@ def test_beautiful_mnist_is_one_program(batch, words):
     """Also with fewer instruction bytes for 32 images than Google's 57 KB for one."""
     m = beautiful_mnist()
     p = nw.NetworkProgram(m.network(), batch=batch)
-    check(p, m.images(batch), seed=batch)
+    check(p, m.images(batch), seed=batch if batch == 1 else None)
     if words is not None:
         assert len(p.execution.bitstreams[0].data) <= 16 * words
 
@@ -118,15 +118,15 @@ def _model(corpus, name):
     value = x if source.dtype == np.uint8 else (x ^ 128).view(np.int8)
     expected = evaluate(graph, {source.name: value}, outputs=[target.name])[target.name]
     codes = expected if expected.dtype == np.uint8 else expected.view(np.uint8) ^ 128
-    chip = Chip(seed=7)
+    chip = Chip()
     run(chip, p.caching())
     got = outputs(p, run(chip, p.execution, p.pack(x)))[network.outputs[0]]
     np.testing.assert_array_equal(got.reshape(-1), codes.reshape(-1))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_random_networks(seed):
-    _random(seed, 3e5)
+    _random(seed, 1e5)
 
 
 @pytest.mark.slow
@@ -151,8 +151,8 @@ def test_order_of_units_does_not_matter(number):
 
 def test_passes_over_images_that_do_not_fit_together():
     """A loop on the scalar core; two outputs of different sizes, the last pass is not full."""
-    m = Maker(11, 40, 36, 8)
-    a = m.layer(nw.Conv, 60, (3, 3))
+    m = Maker(11, 40, 36, 4)
+    a = m.layer(nw.Conv, 64, (1, 1))
     b = m.layer(nw.Conv, 12, (3, 3), (2, 2))
     p = nw.NetworkProgram(m.network(a, b), batch=35, grid=nw.Grid(1, 1))
     assert p.passes == 3
@@ -160,4 +160,4 @@ def test_passes_over_images_that_do_not_fit_together():
     once = nw.NetworkProgram(m.network(a, b), batch=16, grid=nw.Grid(1, 1))
     words = [len(program.execution.bitstreams[0].data) // 16 for program in (p, once)]
     assert words[0] - words[1] <= 16
-    check(p, m.images(35), seed=4)
+    check(p, m.images(35))
