@@ -27,6 +27,8 @@ REOPENINGS = 2
 RETURN_S, PAUSE_S, AFTER_RESET_S = 1.0, 0.3, 1.2
 """How long a stick that has left is waited for; pauses after a failed opening and a port reset."""
 PREPARED_PROGRAMS = 64
+RESIDENT_BYTES = 16 << 20
+"""Twice what the chip holds: what was loaded before is forgotten, whether or not it is still there."""
 
 
 def open_stick(
@@ -297,6 +299,8 @@ class Stick:
         self._resident[caching] = None
         self._resident.move_to_end(caching)
         self.counters.uploads += 1
+        while sum(len(program.parameters) for program in self._resident) > RESIDENT_BYTES:
+            self._resident.popitem(last=False)
 
     # failure
 

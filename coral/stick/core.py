@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from coral import CoralError
 from coral.stick import descriptors
 from coral.stick.clock import Clock, VirtualClock
-from coral.stick.dfu import DETACH, DNLOAD, GETSTATUS, UPLOAD, DfuMachine, boots
+from coral.stick.dfu import DETACH, DfuMachine, boots
 from coral.stick.engine import Chip, Engine
 from coral.stick.errors import (
     Broken,
@@ -28,6 +28,7 @@ from coral.stick.faults import ENDPOINT_KINDS, TAG_KINDS, Effect, Fault, FaultPl
 from coral.stick.packets import InPipe
 from coral.stick.parser import HEADER_BYTES, OutParser
 from coral.stick.registers import ASLEEP, AWAKE, CHIP_REGISTERS, RUN_CONTROLS, STATUS_BITS, RegisterFile
+from coral.stick.requests import kinds_of, standard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +39,6 @@ LENGTH_0_DMA = 1 << 13
 TO_CHIP_BYTES_PER_S, FROM_CHIP_BYTES_PER_S = {"super": 330e6, "high": 40e6}, {"super": 55e6, "high": 40e6}
 TRANSFER_S = 65e-6
 """Per bulk transfer: makes a small cached program take the 0.28 ms that were reported of a stick."""
-_DFU_KINDS = {DNLOAD: Kind.DOWNLOAD, GETSTATUS: Kind.STATUS, UPLOAD: Kind.UPLOAD}
 
 
 class Strictness(Enum):
@@ -151,8 +151,7 @@ class SoftwareStick:
 
     def descriptors(self) -> bytes:
         """Device descriptor followed by the configuration, as sysfs shows them."""
-        parts = (descriptors.descriptor(kind, application=self.application, speed=self.speed) for kind in (1, 2))
-        return b"".join(part or b"" for part in parts)
+        return b"".join(standard(6, kind << 8, 512, self.application, self.speed, self.serial) for kind in (1, 2))
 
     def reset(self) -> bool:
         """USB port reset; True when the device has to be enumerated again."""
@@ -198,7 +197,7 @@ class SoftwareStick:
         again with ``first`` False."""
         self._alive()
         payload = data_or_length if isinstance(data_or_length, int) else bytes(data_or_length)
-        fault = self.faults.next(*self._control_kinds(request_type, request)) if first else None
+        fault = self.faults.next(*kinds_of(request_type, request)) if first else None
         after = bool(fault and fault.effect is Effect.DISCONNECT and fault.size)
         if not after:
             self._strike(fault)
@@ -208,7 +207,7 @@ class SoftwareStick:
             payload = fault.spoil(payload)
         kind = request_type & 0x60
         if kind == 0x00:
-            answer = self._standard(request, value, payload)
+            answer = standard(request, value, payload, self.application, self.speed, self.serial)
         elif kind == 0x20 and not self.application:
             answer = self.dfu.request(request, value, payload)
         elif kind == 0x20 and request == DETACH:
@@ -220,23 +219,6 @@ class SoftwareStick:
         if after:
             self._strike(fault)
         return fault.spoil(answer) if fault and request_type & 0x80 else answer
-
-    def _control_kinds(self, request_type: int, request: int) -> tuple[Kind, ...]:
-        if request_type & 0x60 == 0x20 and request in _DFU_KINDS:
-            return Kind.CONTROL, _DFU_KINDS[request]
-        if request_type & 0x60 == 0x40:
-            return Kind.CONTROL, Kind.READ if request_type & 0x80 else Kind.WRITE
-        return (Kind.CONTROL,)
-
-    def _standard(self, request: int, value: int, payload: bytes | int) -> bytes:
-        if not isinstance(payload, int):
-            return b""
-        if request != 6:
-            return {0: b"\1\0", 8: b"\1", 10: b"\0"}.get(request, b"")[:payload]
-        answer = descriptors.descriptor(value >> 8, application=self.application, speed=self.speed)
-        if answer is None:
-            raise Stall
-        return answer[:payload]
 
     def _register(self, request: int, offset: int, payload: bytes | int) -> bytes:
         bits, known = (32 if request else 64), (64 if offset >= CHIP_REGISTERS else 32)

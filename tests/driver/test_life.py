@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -297,3 +298,12 @@ def test_requests_outside_the_buffers_are_refused(bed: Bed, step: str, message: 
         stick.run(asking(step, "!"), {"in0": bytes(64)})
     bed.stick.faults = FaultPlan()
     good(stick)
+
+
+def test_choosing_by_serial_number(bed: Bed) -> None:
+    bus = bed.bus(serial="A17-4")
+    (found,) = driver.list_sticks(bus)
+    assert found.serial == bed.stick.serial
+    good(bed.open(bus, index=found.serial))
+    with pytest.raises(driver.NoStick, match="no stick 'A18'"):
+        bed.open(bed.libusb(), index="A18")
