@@ -82,16 +82,12 @@ class _Connection(HostController):
         super()._finish(transfer, status)
         assert isinstance(transfer, _Urb)
         self.completed.append(transfer)
-        if transfer.endpoint & 0x80 and transfer.actual < transfer.length and not transfer.flags & CONTINUATION:
-            self._end_continuation(transfer.endpoint)
+        if transfer.endpoint & 0x80 and transfer.actual < transfer.length:
+            # the kernel unlinks what belongs to the same transfer of libusb as a URB that has ended short
+            following = self.pending[transfer.endpoint]
+            if following and getattr(following[0], "flags", 0) & CONTINUATION:
+                self.cancel(following[0])
         self.node.show_readiness()
-
-    def _end_continuation(self, endpoint: int) -> None:
-        # the kernel unlinks what belongs to the same transfer of libusb as a URB that has ended short
-        for urb in list(self.pending[endpoint]):
-            if not isinstance(urb, _Urb) or not urb.flags & CONTINUATION:
-                return
-            self.cancel(urb)
 
     def receive(self, size: int) -> bytes:
         """Exactly ``size`` bytes; raises OSError when the client has ended."""

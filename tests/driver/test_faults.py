@@ -9,7 +9,7 @@ import functools
 from typing import Any
 
 import pytest
-from stick.fake_chip import FakeChip, execution_program
+from stick.fake_chip import FakeChip, execution_program, output_bytes
 
 from coral import driver
 from coral.stick import Effect, Fault, FaultPlan, Kind, Strictness
@@ -219,15 +219,24 @@ def test_late_answers_are_waited_for(bed: Bed) -> None:
     assert stick.counters.faults == {}
 
 
-@pytest.mark.parametrize("speed", ["super", "high"])
-def test_output_in_several_pieces(bed: Bed, speed: str) -> None:
-    program = execution_program("A64 O3000 O200 !", steps="A64 O1000 O1024 O976 O150 O50 !")
-    stick = bed.start(speed=speed)
-    outputs = stick.run(program, {"in0": bytes(64)})
+PIECES = {
+    "small": ("A64 O3000 O200 !", "A64 O1000 O1024 O976 O150 O50 !"),
+    "large": ("A64 O60000 O200 !", "A64 O1000 O20000 O39000 O150 O50 !"),
+}
+
+
+@pytest.mark.parametrize("size", PIECES)
+@pytest.mark.parametrize("link", ["super", "high", "cut"])
+def test_output_in_several_pieces(bed: Bed, link: str, size: str) -> None:
+    pattern, steps = PIECES[size]
+    program = execution_program(pattern, steps=steps)
+    stick = bed.start(speed="high" if link == "high" else "super", cut=link == "cut")
+    lengths = [int(step[1:]) for step in steps.split() if step[0] == "O"]
+    pieces = [output_bytes(b"", bytes(64), index, length) for index, length in enumerate(lengths)]
     for _ in range(3):
-        assert stick.run(program, {"in0": bytes(64)}) == outputs
+        outputs = stick.run(program, {"in0": bytes(64)})
+        assert outputs == {"out0": b"".join(pieces[:3]), "out1": b"".join(pieces[3:])}
     assert stick.counters.faults == {}
-    assert [len(outputs[name]) for name in ("out0", "out1")] == [3000, 200]
 
 
 @pytest.mark.parametrize("cut", [False, True])

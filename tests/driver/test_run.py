@@ -14,6 +14,7 @@ from coral import driver
 from coral.driver.segments import prepare
 from coral.package.program import Base, DmaHint, FenceHint, InstructionHint, InterruptHint, PackageError
 from coral.stick import DeadlockViolation
+from coral.stick.bus import StickHandle
 from driver.bench import check, expected, inputs_of, make, make_bus, open_on
 
 MOVENET = execution_program(
@@ -298,3 +299,21 @@ def test_prepared_programs_are_remembered_by_content() -> None:
     check(stick, execution_program("A64 O64 !"))
     first = stick._prepare(execution_program("A64 O64 !"))
     assert stick._prepare(execution_program("A64 O64 !")) is first
+
+
+def test_what_does_not_change_between_calls_is_not_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[list[int]] = []
+    original = StickHandle.submit_out
+
+    def recording(self: StickHandle, endpoint: int, data: memoryview):
+        sent[-1].append(id(data.obj))
+        return original(self, endpoint, data)
+
+    monkeypatch.setattr(StickHandle, "submit_out", recording)
+    stick, _ = make()
+    program = prepare(execution_program("A64 P64 O64 !", parameters=bytes(64)))
+    for _ in range(3):
+        sent.append([])
+        check(stick, program)
+    instructions, _, parameters = zip(*sent, strict=True)
+    assert len(set(instructions)) == len(set(parameters)) == 1, "the same buffers each time"
