@@ -341,6 +341,14 @@ class Plan:
         """Tiles that hold a part of a vector."""
         return mask_of(range(ceil_div(self.tensors[name].c, GROUP * self.spread[name])))
 
+    def spread_words(self, name: str) -> dict[int, int]:
+        """Words of a vector over all tiles -> the tiles that hold as many."""
+        size, c, found = GROUP * self.spread[name], self.tensors[name].c, {}
+        for t in range(ceil_div(c, size)):
+            words = ceil_div(min(size, c - t * size), WORD_BYTES)
+            found[words] = found.get(words, 0) | 1 << t
+        return found
+
     def window_address(self, name: str, stage: Stage, part: tuple[int, int]) -> int:
         """Where the first window of a block's outputs begins in an input."""
         (rows, columns), w = self.splits[stage.output], stage.window

@@ -99,7 +99,7 @@ class Product:
 
 
 def product_of(plan: Plan, stage: Conv) -> Product:
-    """The product that a layer needs on this plan. ShapeError: more positions or steps than a loop counts."""
+    """The product that a layer needs on this plan. ShapeError: more positions or groups than a loop counts."""
     if isinstance(stage, Dense):
         product = _spread(plan, stage)
     elif isinstance(stage, Depthwise):
@@ -108,7 +108,7 @@ def product_of(plan: Plan, stage: Conv) -> Product:
         product = _packed(plan, stage)
     else:
         product = _conv(plan, stage)
-    for what, n in (("positions", product.count), ("steps", product.steps), ("groups", product.groups)):
+    for what, n in (("positions", product.count), ("groups", product.groups)):
         if n > MAX_LOOP:
             raise ShapeError(f"layer {stage.output!r} has {n} {what} per tile, the limit is {MAX_LOOP}")
     return product

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from coral.codegen.machine import WORD_BYTES
+from coral.codegen.machine import GROUP, TILES, WORD_BYTES, ceil_div
 from coral.codegen.network.graph import Conv, Dense, Network, Requantise, Stage, Window
+
+DENSE_ROWS = 1024
+"""Wide rows that a dense layer may take on every tile; longer ones are broadcast."""
 
 
 def with_dense_layers(network: Network, *, shared: bool) -> Network:
@@ -21,16 +24,21 @@ def with_dense_layers(network: Network, *, shared: bool) -> Network:
         map_window = s.window.kernel == (x.y, x.x) and s.window.pad == (0, 0)
         return isinstance(s, Dense) or (type(s) is Conv and (y.y, y.x) == (1, 1) and map_window)
 
+    def sharable(s: Stage) -> bool:
+        x, n = network.tensors[s.inputs[0]], network.tensors[s.output].c
+        words = x.y * x.x * ceil_div(x.c, WORD_BYTES)
+        return whole(s) and ceil_div(n, GROUP * TILES) * (words + 2) <= DENSE_ROWS
+
     spreads: dict[str, bool] = {}
     for s in reversed(network.stages):
         readers = network.readers(s.output)
-        spreads[s.output] = all((whole(r) or isinstance(r, Requantise)) and spreads[r.output] for r in readers)
+        spreads[s.output] = all((sharable(r) or isinstance(r, Requantise)) and spreads[r.output] for r in readers)
     stages = []
     for s in network.stages:
         if whole(s):
             assert isinstance(s, Conv)
             x, n = network.tensors[s.inputs[0]], len(s.weights)
-            if shared and spreads[s.output]:
+            if shared and spreads[s.output] and sharable(s):
                 s = Dense(s.inputs, s.output, s.clamps, s.weights.reshape(n, -1), s.bias, s.w_zp, s.mult)
             else:
                 weights, window = s.weights.reshape(n, x.y, x.x, x.c), Window((x.y, x.x))

@@ -24,8 +24,6 @@ def word_levels(plan: Plan, name: str, stage: Stage) -> list[Level]:
     """Words of a tensor at the positions that a tile owns of a stage's output, of all images."""
     block = plan.blocks[name]
     words = plan.channels(name) // WORD_BYTES
-    if name in plan.spread:
-        return [(WORD_BYTES, block.position // WORD_BYTES)]
     (rows, columns), (sy, sx) = plan.splits[stage.output], (1, 1) if name == stage.output else stage.window.stride
     nest = [(WORD_BYTES, words), (sx * block.position, columns.extent), (sy * block.row, rows.extent)]
     return [*nest, (block.image, plan.images)]
@@ -40,30 +38,51 @@ def _word_op(
     weights: tuple[int, list[Level]],
     **fields: float,
 ) -> None:
-    """One word of results per ``inner`` loops."""
+    """One word of results per ``inner`` loops; on a vector over all tiles, each tile's words."""
+    if stage.output in plan.spread:
+        (address,) = starts
+        for words, tiles in plan.spread_words(stage.output).items():
+            nest = [(WORD_BYTES, words)]
+            _one_word_op(b, plan, stage, address, tiles, inner, (nest, nest), weights, **fields)
+        return
+    nests = word_levels(plan, stage.inputs[0], stage), word_levels(plan, stage.output, stage)
+    for address, tiles in starts.items():
+        _one_word_op(b, plan, stage, address, tiles, inner, nests, weights, **fields)
+
+
+def _one_word_op(
+    b: Builder,
+    plan: Plan,
+    stage: Stage,
+    address: int,
+    tiles: int,
+    inner: list[Level],
+    nests: tuple[list[Level], list[Level]],
+    weights: tuple[int, list[Level]],
+    **fields: float,
+) -> None:
     where = f"stage {stage.output!r}"
-    reads, writes = word_levels(plan, stage.inputs[0], stage), word_levels(plan, stage.output, stage)
+    reads, writes = nests
     loops = [n for _, n in inner]
     outer = [n for _, n in merge(reads, MAX_LOOP)]
     full = [*loops, *outer]
     row, strides = weights
-    for address, tiles in starts.items():
-        b.emit(
-            isa.Op,
-            tile_mask=tiles,
-            loops=full,
-            inp=levels(address, [*inner, *reads], where),
-            out=levels(plan.own(stage.output), writes, where),
-            par=levels(ROW_UNITS * row, [*strides, *((0, n) for n in outer)], where),
-            psum=Walk(0, [0] * len(full), full, slot_level=max(len(loops), 1), slot_stride=ROW_UNITS if loops else 0),
-            acc_chain=int(bool(loops)),
-            acc_init=1,
-            group_loop=len(full) - 1,
-            reduce_mask=(1 << len(loops)) - 1,
-            out_ch=WORD_BYTES - 1,
-            out_ch_last=WORD_BYTES - 1,
-            **{**output_stage(plan, stage), **fields},
-        )
+    b.emit(
+        isa.Op,
+        tile_mask=tiles,
+        loops=full,
+        inp=levels(address, [*inner, *reads], where),
+        out=levels(plan.own(stage.output), writes, where),
+        par=levels(ROW_UNITS * row, [*strides, *((0, n) for n in outer)], where),
+        psum=Walk(0, [0] * len(full), full, slot_level=max(len(loops), 1), slot_stride=ROW_UNITS if loops else 0),
+        acc_chain=int(bool(loops)),
+        acc_init=1,
+        group_loop=len(full) - 1,
+        reduce_mask=(1 << len(loops)) - 1,
+        out_ch=WORD_BYTES - 1,
+        out_ch_last=WORD_BYTES - 1,
+        **{**output_stage(plan, stage), **fields},
+    )
 
 
 def add(b: Builder, plan: Plan, wide: Wide, stage: Add) -> None:
