@@ -8,16 +8,7 @@ from dataclasses import dataclass
 
 from coral.stick.faults import Effect, Fault, FaultPlan, Kind
 
-_ON_DELIVERY = {
-    Effect.TIMEOUT,
-    Effect.STALL,
-    Effect.ERROR,
-    Effect.STALE,
-    Effect.FATAL,
-    Effect.DISCONNECT,
-    Effect.SUSPEND,
-    Effect.WEDGE,
-}
+_ON_DELIVERY = set("timeout stall error stale fatal disconnect suspend wedge".split())
 
 
 @dataclass

@@ -311,13 +311,8 @@ class UsbfsServer:
             if request == _CLEAR_HALT:
                 (pointer,) = struct.unpack("=I", connection.read_memory(pointer, 4))
             with connection.stick.lock:
-                actions = {
-                    _CLAIM: self._claim,
-                    _DISCARD: self._discard,
-                    _RESET: self._reset,
-                    _CLEAR_HALT: self._clear_halt,
-                }
-                number = actions[request](connection, pointer)
+                action = {_CLAIM: self._claim, _DISCARD: self._discard, _RESET: self._reset, _CLEAR_HALT: self._clear}
+                number = action[request](connection, pointer)
             connection.answer(number)
         else:
             connection.answer(errno.ENOTTY)
@@ -344,7 +339,7 @@ class UsbfsServer:
     def _reset(self, connection: _Connection, _: int) -> int:
         return errno.ENODEV if connection.gone or connection.stick.reset() else 0
 
-    def _clear_halt(self, connection: _Connection, endpoint: int) -> int:
+    def _clear(self, connection: _Connection, endpoint: int) -> int:
         try:
             connection.stick.clear_halt(endpoint)
         except Gone:
