@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from coral.stick.faults import Effect, Fault, FaultPlan, Kind
 
-_ON_DELIVERY = set("timeout stall error stale fatal disconnect suspend wedge".split())
+_ON_DELIVERY = {"timeout", "stall", "error", "stale", "fatal", "disconnect", "suspend", "wedge"}
 
 
 @dataclass
