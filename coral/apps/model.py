@@ -101,18 +101,15 @@ class Model:
         before, behind = _around(file)
         self._parts: list[HostPart | None] = [None, None]
         self.left: tuple[str, ...] = ()
-        ends = [i for i, _ in self.layers if i not in self._variables], [i for i, _ in self._results]
-        if before or behind:
-            if host and available():
-                kept = sorted(set(graph.inputs) | set(ends[0]) | set(ends[1]))
-                if before:
-                    self._parts[0] = HostPart(file, before, graph.inputs, _made(graph, before))
-                if behind:
-                    made = set(_made(graph, before)) | set(kept)
-                    self._parts[1] = HostPart(file, behind, _used(graph, behind, made), graph.outputs)
-                ends = list(graph.inputs), list(graph.outputs)
-            else:
-                self.left = tuple(graph.operators[number].name for number in (*before, *behind))
+        chip = [i for i, _ in self.layers if i not in self._variables], [i for i, _ in self._results]
+        ends: tuple[Sequence[int], Sequence[int]] = graph.inputs, graph.outputs
+        if (before or behind) and not (host and available()):
+            self.left, ends = tuple(graph.operators[number].name for number in (*before, *behind)), chip
+        elif before:
+            self._parts[0] = HostPart(file, before, graph.inputs, _made(graph, before))
+        if behind and not self.left:
+            known = {*graph.inputs, *chip[0], *chip[1], *_made(graph, before)}
+            self._parts[1] = HostPart(file, behind, _used(graph, behind, known), graph.outputs)
         self.inputs, self.outputs = (tuple(_port(graph, i) for i in side) for side in ends)
 
     def __call__(self, inputs: ArrayLike | Sequence[ArrayLike] | Mapping[str, ArrayLike]) -> Array | dict[str, Array]:
