@@ -41,7 +41,7 @@ def run(
     names = read_labels(labels) if labels else []
     arrays = given(model.inputs, inputs, random)
     start = time.perf_counter()
-    with explained(model.program):
+    with explained(model.program), Console(stderr=True).status(f"running {model.name}"):
         result = model(arrays)
     seconds = time.perf_counter() - start
     results = result if isinstance(result, dict) else {model.outputs[0].name: result}

@@ -42,7 +42,7 @@ def trace(
         raise CoralError(f"clock {clock!r} is unknown, there are {', '.join(CLOCK_HZ)}")
     model = load(path, device=DirectChip(), host=False)
     arrays = given(model.inputs, inputs, 0 if random is None else random)
-    with explained(model.program):
+    with explained(model.program), Console(stderr=True).status(f"running {path.name} with every job timed"):
         timeline = record(model, arrays, float(CLOCK_HZ[clock]))
     if out is not None:
         out.write_text(json.dumps(chrome_trace(timeline, path.name)))
