@@ -182,12 +182,8 @@ class Plan:
                     continue
                 if any(self.roots[name][0] == root for name in stage.inputs):
                     reaches.append(self.reach(stage, axis))
-            halo = Halo.of(self.splits[root][axis], reaches)
-            if root == self.network.input:
-                halo = replace(halo, fills=True)  # nothing computes the positions behind the last ones
-                if halo.split.parts == 1:
-                    halo = replace(halo, high=(max(halo.high[0], halo.split.size),))
-            axes.append(halo)
+            halo = Halo.of_input if root == self.network.input else Halo.of
+            axes.append(halo(self.splits[root][axis], reaches))
         return axes[0], axes[1]
 
     # narrow memory

@@ -117,6 +117,17 @@ class Halo:
                 low[p] = needed
         return cls(split, tuple(low), tuple(high), bool(outside))
 
+    @classmethod
+    def of_input(cls, split: Split, reaches: list[Reach]) -> Halo:
+        """What parts take of the host's data: their windows and nothing else; a single part takes all."""
+        parts = range(split.parts)
+        ranges = {p: [r.ranges()[p] for r in reaches if p in r.ranges()] for p in parts}
+        low = [min((a for a, _ in ranges[p]), default=split.start(p)) for p in parts]
+        high = [max((b for _, b in ranges[p]), default=split.start(p)) for p in parts]
+        if split.parts == 1:
+            low, high = [min(low[0], 0)], [max(high[0], split.size)]
+        return cls(split, tuple(low), tuple(high), True)
+
     @property
     def before(self) -> int:
         """Room in front of a part's own positions."""
