@@ -148,7 +148,7 @@ class RingRecv(Plan):
         self.stored, self.steps = self.signal("sig_dst", nest), nest.steps
         headers = instruction.hdr_rows + 1 if instruction.hdr_en else 0
         self.fifo, self.stay = instruction.dst_slot_stride != 0, not self.gates
-        self.first_row = instruction.dst_addr
+        self.first_row = min(instruction.dst_addr, instruction.hdr_first_row if instruction.hdr_en else WIDE_ROWS)
         self.distinct = len(np.unique(nest.at(0))) == nest.steps and not headers
         first = np.zeros(nest.steps, bool)
         if headers:
