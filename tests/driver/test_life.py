@@ -139,6 +139,7 @@ def hostile_programs() -> dict[str, Program]:
     }
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("name", hostile_programs())
 def test_hostile_programs_are_refused_and_nothing_is_sent(bed: Bed, name: str) -> None:
     stick = bed.start()
