@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from coral import CoralError, timing
-from coral.chip import Chip
+from coral.chip import Chip, ChipState
 from coral.isa import Tag
 from coral.package.program import Base, DmaHint, FenceHint, InstructionHint, InterruptHint, Kind, PackageError, Program
 
@@ -56,20 +56,30 @@ class DirectChip:
                 got = "nothing" if given is None else f"{len(given)} bytes"
                 raise DirectError(f"input {layer.name!r} takes {sizes[layer.name]} bytes, given is {got}")
             buffers[layer.name][:] = given
-        self._leave_nothing()
-        if program.fully_deterministic or program.kind is Kind.PARAMETER_CACHING:
-            self._by_hints(program, buffers)
-        else:
-            self._by_requests(program, buffers)
-        self.chip.run()
-        if self.chip.outputs:
-            raise DirectError(f"program {program.name!r} sent more outputs than its file says")
-        self._leave_nothing()
+        try:
+            if program.fully_deterministic or program.kind is Kind.PARAMETER_CACHING:
+                self._by_hints(program, buffers)
+            else:
+                self._by_requests(program, buffers)
+            self._at_end(program)
+        except BaseException:
+            self.chip.reset()
+            self._resident.clear()
+            raise
+        for queue in (self.chip.written, self.chip.interrupts, self.chip.events):
+            queue.clear()
         return {layer.name: bytes(buffers[layer.name]) for layer in program.outputs}
 
-    def _leave_nothing(self) -> None:
-        for queue in (self.chip.outputs, self.chip.written, self.chip.interrupts, self.chip.events):
-            queue.clear()
+    def _at_end(self, program: Program) -> None:
+        chip, name = self.chip, program.name
+        if chip.run() is ChipState.NEEDS_HOST:
+            tag, size = chip.missing or (0, 0)
+            raise DirectError(f"program {name!r} waits for {size} bytes with tag {tag} that nobody sends")
+        if chip.outputs:
+            raise DirectError(f"program {name!r} sent {len(chip.outputs)} outputs more than its file says")
+        events = sum(isinstance(hint, InterruptHint) for hint in program.hints)
+        if len(chip.interrupts) < events:
+            raise DirectError(f"program {name!r} ended with {len(chip.interrupts)} interrupts, {events} are announced")
 
     def _by_hints(self, program: Program, buffers: dict[str, bytearray]) -> None:
         chip = self.chip
@@ -105,7 +115,7 @@ class DirectChip:
         highs = {name: high for high, name in places.items()}
         for number in range(len(program.bitstreams)):
             chip.feed(Tag.INSTRUCTIONS, _located(program, number, highs))
-        served, moved = 0, True
+        served, moved, filled = 0, True, set()
         while moved:
             chip.run()
             requests, addresses = chip.descriptors, chip.addresses
@@ -113,7 +123,7 @@ class DirectChip:
             while served < len(requests):
                 (tag, length), (high, low) = requests[served], divmod(addresses[served], 1 << 32)
                 if tag in (Tag.INPUT, Tag.PARAMETERS, Tag.OUTPUT):
-                    if low + length > len(memory.get(high, b"")):
+                    if low + length > len(memory.get(high, b"")) or (tag == Tag.OUTPUT and high not in places):
                         raise DirectError(
                             f"the program asks for {length} bytes at {low:#x} of buffer {high}: beyond it"
                         )
@@ -123,7 +133,11 @@ class DirectChip:
                         break
                     else:
                         buffers[places[high]][low : low + length] = self._output(length)
+                        filled.add(places[high])
                 served, moved = served + 1, True
+        missing = [layer.name for layer in program.outputs if layer.name not in filled]
+        if missing:
+            raise DirectError(f"program {program.name!r} never sent its output {missing[0]!r}")
 
 
 def _located(program: Program, number: int, highs: Mapping[str, int]) -> bytes:

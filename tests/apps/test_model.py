@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from coral.apps.host import HostPart
 from coral.apps.model import ModelError, Port
 from coral.devices import open_runtime, shared_stick
 from coral.evaluate.compare import chip_part
+from coral.package.program import Base, InterruptHint
 from coral.package.tflite_file import read_edgetpu
 from coral.runtime import LinearSpec
 from tests.apps.pairs import cocompiled, pair
@@ -192,9 +194,38 @@ def test_operators_before_the_chip_part(corpus: Path) -> None:
 
 
 def test_a_chip_without_usb_says_what_does_not_fit(corpus: Path) -> None:
-    model = coral.load(pair(corpus, "dense/dense_256")[1], device=DirectChip())
+    """Every mistake is named, and the chip is usable afterwards."""
+    original, compiled = pair(corpus, "dense/dense_256")
+    model = coral.load(compiled, device=DirectChip())
     target: Any = model.target
+    x = random(model.inputs, 11)
+    packed = model.packed({model.inputs[0].number: x[model.inputs[0].name]})
     with pytest.raises(DirectError, match="takes 256 bytes, given is nothing"):
         target.run(model.program, {})
     with pytest.raises(DirectError, match="takes 256 bytes, given is 3 bytes"):
         target.run(model.program, {model.inputs[0].name: b"abc"})
+    hints = model.program.hints
+    unfed = replace(model.program, hints=tuple(h for h in hints if getattr(h, "base", None) is not Base.INPUT))
+    with pytest.raises(DirectError, match="while an output of 256 bytes is due"):
+        target.run(unfed, packed)
+    twice = replace(model.program, hints=(*hints, InterruptHint(0)))
+    assert model.caching is not None
+    target.ensure_cached(model.caching)
+    with pytest.raises(DirectError, match="ended with 1 interrupts, 2 are announced"):
+        target.run(twice, packed)
+    assert (model(x) == next(iter(chip_part(original, compiled).evaluate(x).values()))).all()
+
+
+def test_a_program_that_asks_for_what_there_is_not(corpus: Path) -> None:
+    """The LSTM with its scratch buffer too small, and with the output at the parameters' address."""
+    model = coral.load(pair(corpus, "sequence/keras_lstm_mnist_ptq")[1], device=DirectChip())
+    target: Any = model.target
+    assert model.caching is not None
+    small = replace(model.program, scratch_bytes=8)
+    (stream,) = model.program.bitstreams
+    moved = tuple(replace(r, base=Base.PARAMETER, name="") if r.base is Base.OUTPUT else r for r in stream.relocations)
+    wrong = replace(model.program, bitstreams=(replace(stream, relocations=moved),))
+    for program in (small, wrong):
+        target.ensure_cached(model.caching)
+        with pytest.raises(DirectError, match="beyond it"):
+            target.run(program, model.packed({}))
