@@ -41,17 +41,21 @@ def stage_cycles(plan: Plan, stage: Stage) -> float:
     return STAGE_CYCLES + cycles
 
 
-def fitting(network: Network, grid: Grid, batch: int) -> int:
-    """Images per tile that narrow memory holds, up to what a batch needs; at least 1, whether it fits or not."""
-    images = ceil_div(batch, grid.slots)
-    while images > 1:
-        try:
-            Plan(network, grid, images)
-        except ShapeError:
-            images //= 2
-        else:
-            break
-    return images
+def fitting(network: Network, grid: Grid, batch: int, *, own_input: bool = False) -> Plan:
+    """The plan with the most images per tile, up to what a batch needs, that fits narrow memory; else ShapeError.
+
+    ``own_input``: only plans of that kind (docs/network.md, Input); otherwise they are the second choice.
+    """
+    images, problem = ceil_div(batch, grid.slots), None
+    while images:
+        for own in sorted({own_input, own_input or grid.columns > 1}):
+            try:
+                return Plan(network, grid, images, own_input=own)
+            except ShapeError as error:
+                problem = problem or error
+        images //= 2
+    assert problem is not None
+    raise problem
 
 
 def candidates(network: Network, batch: int) -> list[Plan]:
@@ -62,7 +66,7 @@ def candidates(network: Network, batch: int) -> list[Plan]:
         for columns in SIDES:
             grid = Grid(rows, columns)
             try:
-                plan = Plan(network, grid, fitting(network, grid, batch))
+                plan = fitting(network, grid, batch)
             except ShapeError as error:
                 problem = error
                 continue

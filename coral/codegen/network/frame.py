@@ -9,7 +9,6 @@ from coral.codegen import blocks
 from coral.codegen.builder import INPUT_CREDIT, N2W_UNIT, Builder
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import (
-    ALL_TILES,
     GROUP,
     INPUT_UNIT_BYTES,
     ROW_BYTES,
@@ -25,15 +24,13 @@ from coral.codegen.network.products import merge
 from coral.isa import ScalarCounter, TileCounter, Wait, Walk
 from coral.package.program import Layer, Layout
 
-INPUT_WORDS = 40_000
-"""Words of one stream to a tile; its FIFO compares counts of words modulo 2**16, narrow memory has 49,152."""
-
 
 def input_layer(plan: Plan, batch: int) -> Layer:
     """The input as the host sends it: images one behind the other, padded to whole slots."""
     t = plan.tensors[plan.network.input]
-    size = round_up(t.y * plan.host_columns * t.c * images_in(plan), INPUT_UNIT_BYTES)
-    return Layer(t.name, size, batch * t.y, plan.host_columns, t.c, t.zero_point, t.scale)
+    rows, columns = plan.host_size
+    size = round_up(rows * columns * t.c * images_in(plan), INPUT_UNIT_BYTES)
+    return Layer(t.name, size, batch * rows, columns, t.c, t.zero_point, t.scale)
 
 
 def images_in(plan: Plan) -> int:
@@ -61,30 +58,45 @@ def bands(plan: Plan) -> list[Band]:
     """What every row of tiles takes of the input."""
     name = plan.network.input
     t, block = plan.tensors[name], plan.blocks[name]
-    row_bytes, found = plan.host_columns * t.c, []
-    if plan.vector_input:
-        size = round_up(t.size, WORD_BYTES)
-        target = Walk(plan.own(name) // WORD_BYTES, (1,), (size // WORD_BYTES,))
-        return [Band(ALL_TILES, 0, size, ((ALL_TILES, target),))]
+    height, width = plan.host_size
+    row_bytes, found = width * t.c, []
     rows, whole = plan.halos[name][0], plan.grid.rows == 1
-    words, pitch, image = (ceil_div(n, WORD_BYTES) for n in (row_bytes, block.row, block.image))
     for slot in range(plan.grid.slots):
         for first in range(0, plan.images, plan.images if whole else 1):
             count = plan.images if whole else 1
             for r in range(plan.grid.rows):
                 y0, y1 = max(rows.low[r], 0), min(rows.high[r], t.y)
+                if plan.own_input:
+                    y0, y1 = rows.split.range(r)
                 if y0 >= y1:
                     continue
-                offset = ((slot * plan.images + first) * t.y + y0) * row_bytes
+                offset = ((slot * plan.images + first) * height + y0) * row_bytes
                 targets = []
                 for c in range(plan.grid.columns):
-                    address = plan.at(name, (r, c), y0, 0) + first * block.image
-                    nest = merge([(1, words), (pitch, y1 - y0), (image, count)])
-                    walk = Walk(address // WORD_BYTES, tuple(s for s, _ in nest), tuple(n for _, n in nest))
+                    rest = [(block.row // WORD_BYTES, y1 - y0), (block.image // WORD_BYTES, count)]
+                    x = plan.splits[name][1].start(c) if plan.own_input else 0
+                    address = plan.at(name, (r, c), y0, x) + first * block.image
+                    levels = merge([*_row_levels(plan, c), *rest])
+                    walk = Walk(address // WORD_BYTES, tuple(s for s, _ in levels), tuple(n for _, n in levels))
                     targets.append((1 << plan.grid.tile(slot, r, c), walk))
                 tiles = sum(mask for mask, _ in targets)
                 found.append(Band(tiles, offset, count * (y1 - y0) * row_bytes, tuple(targets)))
     return found
+
+
+def _row_levels(plan: Plan, column: int) -> list[tuple[int, int]]:
+    """Where the words of one row of the host's input go on the tiles of a column.
+
+    With ``own_input`` only a part of the row is wanted. The others are written to the same place or to the next row's:
+    strides of 0 or one row for the bits of a part's number, such that the wanted part is what is written there last.
+    """
+    name = plan.network.input
+    words = plan.host_size[1] * plan.tensors[name].c // WORD_BYTES
+    if not plan.own_input:
+        return [(1, words)]
+    row, parts = plan.blocks[name].row // WORD_BYTES, plan.grid.columns
+    bits = range(parts.bit_length() - 1)
+    return [(1, words // parts), *((0 if column >> bit & 1 else row, 2) for bit in bits)]
 
 
 def receive_input(b: Builder, plan: Plan, total_bytes: int) -> None:
@@ -110,7 +122,7 @@ def receive_input(b: Builder, plan: Plan, total_bytes: int) -> None:
     for band in parts:
         first, units = band.units
         blocks.infeed_input(b, first * INPUT_UNIT_BYTES, units * INPUT_UNIT_BYTES, band.tiles)
-    if not plan.vector_input:
+    if not plan.vector_input and not plan.own_input:
         _borders(b, plan)
 
 
@@ -128,9 +140,6 @@ def _unpack(b: Builder, plan: Plan, parts: list[Band]) -> None:
         for band in turn:
             skip = band.offset % INPUT_UNIT_BYTES // WORD_BYTES
             packets = ceil_div(band.size + skip * WORD_BYTES, ROW_BYTES)
-            words = band.size // WORD_BYTES
-            if words >= INPUT_WORDS:
-                raise ShapeError(f"input {plan.network.input!r}: {words} words to one tile, the limit is {INPUT_WORDS}")
             arrived = b.count(TileCounter.RING_READ_A, band.tiles) + 1
             free = blocks.signed16(b.count(TileCounter.WIDE_TO_NARROW, band.tiles) - ROW_WORDS - skip)
             for mask, walk in band.targets:

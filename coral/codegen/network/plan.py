@@ -48,11 +48,16 @@ class Block:
 
 
 class Plan:
-    """Geometry of a network on a grid of tiles, ``images`` per tile one behind the other."""
+    """Geometry of a network on a grid of tiles, ``images`` per tile one behind the other.
 
-    def __init__(self, network: Network, grid: Grid, images: int) -> None:
+    ``own_input``: tiles keep their own positions of the input only, and exchange halos like those of any other tensor;
+    otherwise they keep all rows that they need at full width.
+    """
+
+    def __init__(self, network: Network, grid: Grid, images: int, *, own_input: bool = False) -> None:
+        self.own_input = own_input
         network = with_dense_layers(network, shared=grid.slots == 1 and images == 1)
-        self.network, self.grid, self.images = with_padded_input(network), grid, images
+        self.network, self.grid, self.images = with_padded_input(network, always=own_input), grid, images
         self.tensors, self.stages = self.network.tensors, self.network.stages
         self.roots = self._roots()
         self.spread = self._spread()
@@ -117,7 +122,7 @@ class Plan:
         packed = next((s for s in self.stages if s.output == tensor.name and self.is_packed(s)), None)
         multiple = self.pack_of(packed) if packed is not None else 1
         columns = Split.of(tensor.x, self.grid.columns, multiple)
-        if tensor.name == self.network.input:
+        if tensor.name == self.network.input and not (self.own_input and tensor.c % WORD_BYTES == 0):
             readers = [s for s in self.network.readers(tensor.name) if not isinstance(s, Dense)]
             if readers:
                 outputs = self._split(self.tensors[readers[0].output])
@@ -182,7 +187,7 @@ class Plan:
                     continue
                 if any(self.roots[name][0] == root for name in stage.inputs):
                     reaches.append(self.reach(stage, axis))
-            halo = Halo.of_input if root == self.network.input else Halo.of
+            halo = Halo.of_input if root == self.network.input and not self.own_input else Halo.of
             axes.append(halo(self.splits[root][axis], reaches))
         return axes[0], axes[1]
 
@@ -247,11 +252,11 @@ class Plan:
             size = GROUP * self.spread[root]
             return Block(0, size, size, size)
         rows, columns = self.halos[root]
-        if root == self.network.input:
+        if root == self.network.input and (self.vector_input or not self.own_input):
             size = round_up(t.size, WORD_BYTES)
             return Block(0, size, size, size) if self.vector_input else self._band(root)
         inner = self.blocking.get(root, (1, 1))
-        position = round_up(t.c, WORD_BYTES)
+        position = t.c if root == self.network.input else round_up(t.c, WORD_BYTES)
         row = position * columns.total
         first = rows.before * row + columns.before * position
         return Block(first, position, row, row * rows.total, inner)
@@ -261,15 +266,20 @@ class Plan:
         t = self.tensors[root]
         rows, columns = self.halos[root]
         slack = self.slack_bytes
-        row = self.host_columns * t.c + slack
+        row = self.host_size[1] * t.c + slack
         shift = (self.grid.columns - 1) * columns.split.extent * t.c
         return Block(slack + shift + rows.before * row, t.c, row, row * rows.total)
 
     @property
-    def host_columns(self) -> int:
-        """Columns of a row as the host sends it: rows are whole words, columns behind the image are zero points."""
+    def host_size(self) -> tuple[int, int]:
+        """Rows and columns of an image as the host sends it: a row is whole words; what is too much are zero points."""
         t = self.tensors[self.network.input]
-        return t.x if self.vector_input else round_up(t.x, WORD_BYTES // gcd(t.c, WORD_BYTES))
+        if self.vector_input:
+            return t.y, t.x
+        if self.own_input:
+            rows, columns = self.splits[t.name]
+            return rows.extent * rows.parts, columns.extent * columns.parts
+        return t.y, round_up(t.x, WORD_BYTES // gcd(t.c, WORD_BYTES))
 
     @property
     def slack_bytes(self) -> int:
@@ -282,7 +292,9 @@ class Plan:
 
     def _size(self, root: str, shape: Block) -> int:
         size = self.images * shape.image
-        if root == self.network.input and not self.vector_input:
+        if root == self.network.input and self.own_input:
+            size += 2 * shape.row
+        elif root == self.network.input and not self.vector_input:
             t = self.tensors[root]
             shift = (self.grid.columns - 1) * self.halos[root][1].split.extent * t.c
             size += shift + 2 * self.slack_bytes + WORD_BYTES
@@ -298,7 +310,7 @@ class Plan:
                     continue
                 names = [self.roots[name][0] for name in stage.inputs]
                 a, b = (shapes[name] for name in names)
-                if a.position != b.position or self.network.input in names:
+                if a.position != b.position or (self.network.input in names and not self.own_input):
                     raise ShapeError(
                         f"{stage.output!r}: operands of different layout ({a.position}, {b.position} bytes)"
                     )
@@ -366,11 +378,7 @@ class Plan:
     def needs_exchange(self, stage: Stage, name: str) -> bool:
         """Whether a stage reads positions of an inner tensor that its own tiles did not compute."""
         root = self.roots[name][0]
-        if (
-            root == self.network.input
-            or root in self.spread
-            or (isinstance(stage, Dense) and stage.output in self.spread)
-        ):
+        if (root == self.network.input and not self.own_input) or root in self.spread or stage.output in self.spread:
             return False
         return any(
             (r := self.reach(stage, axis)).leaves(self.splits[root][axis].size) or r.crosses(self.splits[root][axis])

@@ -57,11 +57,12 @@ class NetworkProgram:
         base_rows: tuple[int | None, ...] = (0,) * TILES,
         top: int = 0,
         piece_rows: int = PIECE_ROWS,
+        own_input: bool = False,
     ) -> None:
         if not 1 <= batch <= MAX_BATCH:
             raise ShapeError(f"network {network.name!r}: batch {batch}, allowed are 1..{MAX_BATCH}")
         self.network, self.batch = network, batch
-        plans = candidates(network, batch) if grid is None else [Plan(network, grid, fitting(network, grid, batch))]
+        plans = candidates(network, batch) if grid is None else [fitting(network, grid, batch, own_input=own_input)]
         self.plan, self.wide = self._first_that_fits(plans, base_rows, top, piece_rows)
 
     @staticmethod
@@ -212,14 +213,14 @@ class NetworkProgram:
                 raise CodegenError(f"stage {stage.output!r}: {type(stage).__name__} has no generator")
 
     def pack(self, x: np.ndarray) -> bytes:
-        """Input bytes of images uint8 [n, y, x, c], n up to ``batch``; missing ones and columns that fill up a
-        row to whole words are zero points."""
-        t, columns = self.plan.tensors[self.plan.network.input], self.plan.host_columns
+        """Input bytes of images uint8 [n, y, x, c], n up to ``batch``; missing ones, and what the plan's
+        ``host_size`` adds, are zero points."""
+        t, (rows, columns) = self.plan.tensors[self.plan.network.input], self.plan.host_size
         layer, per_pass = self.execution.inputs[0], images_in(self.plan)
         if x.dtype != np.uint8 or x.ndim < 1 or len(x) > self.batch or x[:1].size != t.size:
             raise ShapeError(f"input is {x.dtype} {x.shape}, needed are up to {self.batch} images of {t.size} uint8")
-        images = np.full((self.passes * per_pass, t.y, columns, t.c), t.zero_point, np.uint8)
-        images[: len(x), :, : t.x] = x.reshape(len(x), t.y, t.x, t.c)
+        images = np.full((self.passes * per_pass, rows, columns, t.c), t.zero_point, np.uint8)
+        images[: len(x), : t.y, : t.x] = x.reshape(len(x), t.y, t.x, t.c)
         data = np.zeros((self.passes, layer.size_bytes), np.uint8)
         data[:, : images[:per_pass].size] = images.reshape(self.passes, -1)
         return data.tobytes()

@@ -47,13 +47,16 @@ def with_dense_layers(network: Network, *, shared: bool) -> Network:
     return replace(network, stages=tuple(stages))
 
 
-def with_padded_input(network: Network) -> Network:
-    """If positions of the input are no whole words and anything but one convolution reads them: an exact copy first."""
+def with_padded_input(network: Network, *, always: bool) -> Network:
+    """If positions of the input are no whole words and anything but one convolution reads them: an exact copy first.
+
+    ``always``: also in front of one convolution.
+    """
     x = network.tensors[network.input]
     readers = list(network.readers(x.name))
     if x.c % WORD_BYTES == 0 or all(isinstance(r, Dense) for r in readers):
         return network
-    if len(readers) == 1 and type(readers[0]) is Conv:
+    if not always and len(readers) == 1 and type(readers[0]) is Conv:
         return network
     padded = replace(x, name=f"{x.name}:padded")
     identity = np.zeros((x.c, 1, 1, x.c), np.uint8)

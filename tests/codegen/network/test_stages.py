@@ -34,7 +34,8 @@ def test_means(y, x, c, batch):
 
 @pytest.mark.parametrize("positions", [(1, 127), (8, 16), (3, 43)])
 def test_pointwise_on_odd_grids(positions):
-    m = Maker(positions[1], *positions, 20)
+    y, x = positions
+    m = Maker(x, y, x, 20)
     m.layer(nw.Conv, 70)
     check(nw.NetworkProgram(m.network()), m.images(1), seed=3)
 
@@ -141,3 +142,22 @@ def test_stages_that_cannot_share_memory_are_named():
     m.concatenate([a, b])
     with pytest.raises(ShapeError, match=r"has 6 channels, parts of a concatenation have multiples of 4"):
         nw.NetworkProgram(m.network())
+
+
+@pytest.mark.parametrize(("y", "x", "c", "stride"), [(40, 38, 256, (1, 1)), (257, 257, 3, (2, 2))])
+def test_inputs_too_wide_for_whole_rows(y, x, c, stride):
+    """Tiles keep their own columns only; halos are exchanged."""
+    m = Maker(c, y, x, c)
+    m.layer(nw.Conv, 4, (3, 3), stride)
+    p = nw.NetworkProgram(m.network(), grid=nw.Grid(4, 4), own_input=True)
+    assert p.plan.own_input
+    check(p, m.images(1))
+
+
+def test_the_kind_of_input_is_chosen_by_size():
+    m = Maker(2, 64, 64, 256)
+    m.layer(nw.Conv, 8, (3, 3))
+    assert nw.NetworkProgram(m.network()).plan.own_input
+    m = Maker(2, 64, 64, 32)
+    m.layer(nw.Conv, 8, (3, 3))
+    assert not nw.NetworkProgram(m.network()).plan.own_input
