@@ -12,6 +12,7 @@ from coral import CoralError
 from coral.driver import Stick, clock_name, firmware
 from coral.driver import open_stick as open_stick_on
 from coral.runtime import Runtime
+from coral.runtime.canary import canary
 
 if TYPE_CHECKING:
     from coral.driver import Bus
@@ -92,10 +93,13 @@ def open_stick(kind: Literal["usb", "sim"], index: int = 0, *, clock: str | None
     bus = bus_of(kind, index)
     if kind == "usb":
         found = firmware.find()
-        return open_stick_on(bus, index=index, clock=clock, firmware=found[0] if found else None)
-    from coral.stick import stand_in_firmware
+        image = found[0] if found else None
+    else:
+        from coral.stick import stand_in_firmware
 
-    return open_stick_on(bus, index=index, clock=clock, firmware=stand_in_firmware(), check_firmware_hash=False)
+        image = stand_in_firmware()
+    checked = kind == "usb"
+    return open_stick_on(bus, index=index, clock=clock, firmware=image, check_firmware_hash=checked, canary=canary())
 
 
 def close_all() -> None:
