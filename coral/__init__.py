@@ -10,16 +10,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["CoralError", "__version__", "load", "quantize"]
+__all__ = ["CoralError", "__version__", "export_tflite", "load", "quantize"]
 
 
 class CoralError(Exception):
     """Base of every error that this package raises on purpose; the message says what to do."""
 
 
-_LAZY = {"load": ("coral.apps.model", "load"), "quantize": ("coral.quantize.api", "quantize")}
+_LAZY = {
+    "export_tflite": ("coral.apps.export", "export_tflite"),
+    "load": ("coral.apps.model", "load"),
+    "quantize": ("coral.quantize.api", "quantize"),
+}
 
 if TYPE_CHECKING:
+    from coral.apps.export import export_tflite as export_tflite
     from coral.apps.model import load as load
     from coral.quantize.api import quantize as quantize
 

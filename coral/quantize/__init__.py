@@ -13,11 +13,13 @@ from typing import Any
 
 
 class _CallableModule(ModuleType):
-    def __call__(self, model: Any, calibration_inputs: Any, *, report: bool = False) -> Any:
+    def __call__(
+        self, model: Any, calibration_inputs: Any, *, report: bool = False, per_channel: bool | None = None
+    ) -> Any:
         """Quantise a float tinygrad model; see :func:`coral.quantize.api.quantize`."""
         from coral.quantize.api import quantize
 
-        return quantize(model, calibration_inputs, report=report)
+        return quantize(model, calibration_inputs, report=report, per_channel=per_channel)
 
 
 sys.modules[__name__].__class__ = _CallableModule

@@ -11,6 +11,7 @@ from tinygrad.tensor import Tensor
 
 from coral import numerics
 from coral.numerics import NumericsError
+from coral.quantize.balance import balance
 from coral.quantize.calibrate import (
     Bounds,
     Observation,
@@ -29,7 +30,7 @@ from coral.quantize.model_graph import ModelGraph
 from coral.quantize.peel import Quant, Source
 from coral.quantize.report import Error, LayerReport, Report
 
-PER_CHANNEL_ABOVE, PER_CHANNEL_GAIN = 0.02, 0.7
+PER_CHANNEL_ABOVE, PER_CHANNEL_GAIN = 0.1, 0.7
 """One weight scale per channel is chosen where the layer's relative error is above the first with one scale for all,
 and falls to the second's share of it."""
 
@@ -53,8 +54,8 @@ def quantize(
 ) -> Model | tuple[Model, Report]:
     """A copy of ``model`` whose linear layers and convolutions compute in uint8; the given model stays as it is.
 
-    Batch norms are folded into their neighbours, or become depthwise convolutions; sums and means between layers are
-    computed on codes.
+    Batch norms are folded into their neighbours, or become depthwise convolutions; channels of neighbouring layers are
+    balanced; sums and means between layers are computed on codes.
 
     :param model: a callable (an object with ``__call__``, a function, ``TinyJit``) or a list of layers for
         ``x.sequential(layers)``. Layers are found in attributes, lists, tuples, dicts, closures, bound methods,
@@ -75,6 +76,7 @@ def quantize(
     refused = {name: reason for name, layer in graph.layers.items() if (reason := _refusal(name, layer))}
     graph, frozen = freeze(graph, batches)
     graph, norms = fold(graph, batches)
+    graph, balanced = balance(graph, batches)
     refused |= {name: rewrite.reason for name, rewrite in norms.items() if rewrite.place == "host"}
     layers = {name: layer for name, layer in graph.layers.items() if not _refusal(name, layer)}
     trace = record(graph, layers, batches, keep=report or per_channel is None)
@@ -95,11 +97,13 @@ def quantize(
         )
         raise QuantizeError(f"no layer of {_name_of(model)} can be quantised: {listed}")
     _hand_sums(done, trace, ranges)
+    for layer in done.values():
+        layer.model_inputs = tuple(tuple(int(size) for size in t.shape) for t in batches[0])
     result = graph.substitute({id(layers[name]): layer for name, layer in done.items()})
     if not report:
         return result
     lines = [
-        _line(name, layer, trace.observations.get(name), done, ranges, refused, norms, frozen)
+        _line(name, layer, trace.observations.get(name), done, ranges, refused, norms, frozen, balanced)
         for name, layer in original.layers.items()
     ]
     return result, Report(tuple(lines), _whole_error(graph, batches, trace, done))
@@ -227,6 +231,7 @@ def _line(
     refused: Mapping[str, str],
     norms: Mapping[str, Rewrite],
     frozen: set[str],
+    balanced: set[str],
 ) -> LayerReport:
     """The report on one layer of the model that was given."""
     kind, calls = type(layer).__name__, seen.calls if seen else 0
@@ -237,7 +242,8 @@ def _line(
     if name not in done or seen is None:
         return LayerReport(name, kind, "host", ", ".join(filter(None, (refused[name], note))), calls)
     inputs, outputs = ((found.lo, found.hi) for found in (ranges.inputs[name], ranges.outputs[name]))
-    remarks = (rewrite.reason if rewrite else "", note, _remark(seen, done[name], done))
+    even = "channels balanced" if name in balanced else ""
+    remarks = (rewrite.reason if rewrite else "", note, _remark(seen, done[name], done), even)
     reason, quant = ", ".join(filter(None, remarks)), done[name].quant
     return LayerReport(name, kind, "chip", reason, calls, inputs, outputs, quant, _layer_error(done[name], seen))
 

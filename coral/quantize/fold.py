@@ -99,7 +99,7 @@ def fold(graph: ModelGraph, batches: list[tuple[Any, ...]]) -> tuple[ModelGraph,
     def holds(folds: list[str]) -> bool:
         changed, _ = plan.replacements(folds)
         outputs = outputs_of(graph.substitute(changed, keep_jits=False), batches)
-        return all(_close(a, b) for a, b in zip(outputs, plan.trace.outputs, strict=True))
+        return all(close(a, b) for a, b in zip(outputs, plan.trace.outputs, strict=True))
 
     wanted = list(norms)
     if not holds(wanted):
@@ -112,12 +112,13 @@ def fold(graph: ModelGraph, batches: list[tuple[Any, ...]]) -> tuple[ModelGraph,
     return ModelGraph(graph.substitute(changed)), rewrites
 
 
-def _close(a: NDArray[Any], b: NDArray[Any]) -> bool:
+def close(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Whether two outputs of the float model are the same to :data:`TOLERANCE`."""
     largest = float(np.abs(b).max(initial=0))
     return a.shape == b.shape and bool(np.all(np.abs(a - b) <= TOLERANCE * max(largest, 1e-6) + 1e-6))
 
 
-class _State:
+class State:
     """A float layer whose weights and bias are being rewritten, in float64."""
 
     def __init__(self, layer: Any) -> None:
@@ -126,6 +127,7 @@ class _State:
         self.bias: Array = np.zeros(len(self.weight)) if bias is None else bias
 
     def scale(self, a: Array) -> None:
+        """Output channels times a."""
         self.weight, self.bias = self.weight * a.reshape(-1, *[1] * (self.weight.ndim - 1)), self.bias * a
 
     def effect_of(self, shift: Array) -> Array | None:
@@ -139,6 +141,7 @@ class _State:
         return np.concatenate([w @ t for w, t in zip(parts, np.split(shift, self.layer.groups), strict=True)])
 
     def result(self) -> Any:
+        """A float layer like the first one."""
         layer = copy.copy(self.layer)
         device = layer.weight.device
         layer.weight, layer.bias = _tensor(self.weight, device), _tensor(self.bias, device)
@@ -165,7 +168,7 @@ class _Plan:
 
     def replacements(self, folds: Iterable[str]) -> tuple[dict[int, Any], dict[str, Rewrite]]:
         """New objects by id of the old ones, with the named norms folded where they can be; and what became of all."""
-        states: dict[str, _State] = {}
+        states: dict[str, State] = {}
         changed: dict[int, Any] = {}
         rewrites: dict[str, Rewrite] = {}
         for name, norm in self.norms.items():
@@ -186,10 +189,10 @@ class _Plan:
         changed.update({id(state.layer): state.result() for state in states.values()})
         return changed, rewrites
 
-    def _state(self, name: str, states: dict[str, _State]) -> _State:
-        return states.setdefault(name, _State(self.layers[name]))
+    def _state(self, name: str, states: dict[str, State]) -> State:
+        return states.setdefault(name, State(self.layers[name]))
 
-    def _fold(self, name: str, states: dict[str, _State]) -> str:
+    def _fold(self, name: str, states: dict[str, State]) -> str:
         """Fold one norm into ``states``, or say why it cannot be."""
         seen, (a, t) = self.trace.observations[name], _affine(self.norms[name])
         sources = list(seen.sources)
@@ -218,7 +221,7 @@ class _Plan:
             self._state(reader, states).bias = self._state(reader, states).bias + effect
         return ""
 
-    def _effects(self, name: str, shift: Array, states: dict[str, _State]) -> dict[str, Array] | str:
+    def _effects(self, name: str, shift: Array, states: dict[str, State]) -> dict[str, Array] | str:
         """What the shift of a norm does to the bias of every layer that reads it, or why it cannot move there."""
         effects: dict[str, Array] = {}
         if not np.any(shift):

@@ -17,6 +17,7 @@ from coral.quantize.expressions import QuantizeError, dequantise_expression, qli
 from coral.quantize.expressions_windows import qconv2d_expression
 from coral.quantize.peel import Quant, Source, codes_behind, pools_on_codes
 from coral.quantize.reference import convolution
+from coral.quantize.tape import note
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class QLayer:
     ) -> None:
         self.weight_codes, self.bias_codes, self.quant, self.sums = weight_codes, bias_codes, quant, dict(sums or {})
         mult = quant.mult
+        self.model_inputs: tuple[tuple[int, ...], ...] = ()
+        """Shapes of the whole model's inputs at calibration, the first axis being the batch."""
         self.multipliers = None if isinstance(mult, float) else Tensor(mult, device=weight_codes.device).realize()
 
     @classmethod
@@ -128,7 +131,9 @@ class QLayer:
         """The input's codes: those it was made from, or its quantised values."""
         q = self.quant.x
         codes = codes_behind(x, q.scale, q.zero_point, self.sums)
-        return quantise_expression(pools_on_codes(x), q.scale, q.zero_point) if codes is None else codes
+        if codes is not None:
+            return codes
+        return note("quantise", quantise_expression(pools_on_codes(x), q.scale, q.zero_point), (x,), q)
 
     @property
     def _numbers(self) -> tuple[int, int, Any, int, int, int]:
@@ -139,6 +144,9 @@ class QLayer:
 
     def _real(self, codes: Tensor) -> Tensor:
         return dequantise_expression(codes, self.quant.y.scale, self.quant.y.zero_point)
+
+    def _noted(self, result: Tensor, codes: Tensor) -> Tensor:
+        return note("layer", result, (codes,), self.quant.y, self)
 
     def _arrays(self, x: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int32] | None]:
         bias = None if self.bias_codes is None else self.bias_codes.numpy()
@@ -162,9 +170,8 @@ class QLinear(QLayer):
         if x.ndim == 0 or x.shape[-1] != k:
             raise QuantizeError(f"this layer takes inputs of shape [..., {k}], not {x.shape}")
         rows = self._codes(x).reshape(math.prod(x.shape[:-1]), k)
-        return self._real(
-            qlinear_expression(rows, self.weight_codes, self.bias_codes, *self._numbers).reshape(*x.shape[:-1], n)
-        )
+        y = self._noted(qlinear_expression(rows, self.weight_codes, self.bias_codes, *self._numbers), rows)
+        return self._real(y.reshape(*x.shape[:-1], n))
 
     def reference(self, x: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """What ``__call__`` gives for x ``[..., K]``, computed with :mod:`coral.numerics`: no device takes part."""
@@ -195,9 +202,9 @@ class QConv2d(QLayer):
             raise QuantizeError(f"this layer takes inputs of shape [N, {channels}, H, W], not {x.shape}")
         weights, (stride, padding, dilation, groups) = (self.weight_codes, self.bias_codes), self.geometry
         z_x, z_w, mult, lo, hi, z_y = self._numbers
-        return self._real(
-            qconv2d_expression(self._codes(x), *weights, z_x, z_w, mult, lo, hi, z_y, stride, padding, dilation, groups)
-        )
+        codes = self._codes(x)
+        y = qconv2d_expression(codes, *weights, z_x, z_w, mult, lo, hi, z_y, stride, padding, dilation, groups)
+        return self._real(self._noted(y, codes))
 
     def reference(self, x: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """What ``__call__`` gives for x ``[N, C, H, W]``, computed in NumPy: no device takes part."""

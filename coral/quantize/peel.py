@@ -20,6 +20,7 @@ from tinygrad.uop.ops import UOp
 from coral import numerics
 from coral.quantize.expressions import dequantise_expression, in_buffer, output_stage
 from coral.quantize.expressions_pointwise import qadd_expression, qclip_expression
+from coral.quantize.tape import note
 
 _MOVEMENTS = {Ops.RESHAPE, Ops.PERMUTE, Ops.SHRINK, Ops.EXPAND, Ops.FLIP}
 _UNBOUNDED = (-math.inf, math.inf)
@@ -231,7 +232,8 @@ def _codes(reading: Reading, sums: Mapping[Source, Quant]) -> tuple[Tensor, Quan
     if reading.base is not None:
         codes, quant = in_buffer(Tensor(reading.base[0])), reading.base[1]
         lo, hi = _clamp(reading, quant)
-        codes = codes if (lo, hi) == (0, 255) else qclip_expression(codes, lo, hi)
+        if (lo, hi) != (0, 255):
+            codes = note("clip", qclip_expression(codes, lo, hi), (codes,), quant, (lo, hi))
     else:
         parts = [_codes(part, sums) for part in reading.parts]
         made = [part for part in parts if part is not None]
@@ -241,10 +243,12 @@ def _codes(reading: Reading, sums: Mapping[Source, Quant]) -> tuple[Tensor, Quan
         quant = made[0][1] if len(made) == 1 else sums.get(total)
         if quant is None:
             return None
-        combined = (_mean_codes if len(made) == 1 else _sum_codes)(reading, made, quant)
-        codes = combined
+        codes = (_mean_codes if len(made) == 1 else _sum_codes)(reading, made, quant)
+    under = codes
     for step in reversed(reading.steps):
         codes = _follow(step, codes)
+        if step.op is Ops.REDUCE:
+            under = note("max", codes, (under,), quant)
     return codes, quant
 
 
@@ -258,7 +262,9 @@ def _sum_codes(reading: Reading, made: list[tuple[Tensor, Quant]], quant: Quant)
     weights = numerics.add_weights(q_a.scale, q_b.scale)
     mult = float(numerics.add_multiplier(q_a.scale, weights[0], quant.scale))
     zero_points = q_a.zero_point, q_b.zero_point
-    return qadd_expression(a, b, *zero_points, weights, mult, *_clamp(reading, quant), quant.zero_point)
+    limits = _clamp(reading, quant)
+    codes = qadd_expression(a, b, *zero_points, weights, mult, *limits, quant.zero_point)
+    return note("sum", codes, (a, b), quant, limits)
 
 
 def _mean_codes(reading: Reading, made: list[tuple[Tensor, Quant]], quant: Quant) -> Tensor:
@@ -267,7 +273,9 @@ def _mean_codes(reading: Reading, made: list[tuple[Tensor, Quant]], quant: Quant
     for move in reversed((total, *moves)):
         acc = UOp(move.op, dtypes.int32, (acc, *move.src[1:]), move.arg)
     mult = float(numerics.average_multiplier(quant.scale, _terms(total), quant.scale, newer=True))
-    return output_stage(Tensor(acc), mult, *_clamp(reading, quant), quant.zero_point)
+    limits = _clamp(reading, quant)
+    codes = output_stage(Tensor(acc), mult, *limits, quant.zero_point)
+    return note("mean", codes, (made[0][0],), quant, limits)
 
 
 def _follow(step: UOp, codes: Tensor) -> Tensor:
