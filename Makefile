@@ -7,7 +7,7 @@ JOBS ?= 2
 .PHONY: demo test slow lint docs size system clean
 
 demo: $(VENV)/.demo
-	@MOCKCORAL=1 DEV=CORAL $(BIN)/python examples/digits.py
+	@PARALLEL=0 MOCKCORAL=1 DEV=CORAL $(BIN)/python examples/digits.py
 
 test: system $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS)

@@ -53,7 +53,8 @@ import numpy as np
 import mnist, mlp
 import coral
 from coral.backend import stats
-from tinygrad import Device, Tensor
+from tinygrad import Tensor
+from tinygrad.helpers import DEV
 
 Tensor.manual_seed(0)
 data = mnist.load()
@@ -65,7 +66,7 @@ codes = mlp.logits(quantised, data.test_x, batch=500)
 assert stats().chip_rows == 3 * 2000, stats()
 for layer in quantised.layers:
     layer.weight_codes, layer.bias_codes = layer.weight_codes.to("CPU"), layer.bias_codes.to("CPU")
-Device.DEFAULT = "CPU"
+DEV.value = "CPU"
 cpu = mlp.logits(quantised, data.test_x, batch=500)
 np.savez(sys.argv[1], floats=floats, codes=codes, cpu=cpu, labels=data.test_y)
 """
