@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,21 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from coral import isa
-from coral.apps.files import FileError, image_input, read_input, read_labels
-from coral.apps.model import Port
+from coral import CoralError, isa
+from coral.apps.debug import explained
+from coral.apps.direct import DirectChip
+from coral.apps.files import FileError, image_input, random_inputs, read_input, read_labels
+from coral.apps.model import Model, Port
+from coral.apps.timeline import record
+from coral.chip import Chip
 from coral.cli import app
 from coral.evaluate.compare import chip_part
+from coral.package.program import Bitstream
+from coral.package.tflite_file import read_edgetpu
 from tests.apps.pairs import edited, pair, with_fields
 
 
-def coral(*arguments: object) -> Result:
+def command(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
@@ -40,26 +48,26 @@ def test_arrays_in_and_out(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.npz"
     for inputs in (files, [tmp_path / "all.npz"]):
         given = [part for file in inputs for part in ("--input", file)]
-        assert coral("run", compiled, *given, "--output", out).exit_code == 0
+        assert command("run", compiled, *given, "--output", out).exit_code == 0
         with np.load(out) as archive:
             assert all((archive[name] == expected[name]).all() for name in expected)
-    assert "1 input files are given, the model takes 3" in str(coral("run", compiled, "-i", files[0]).exception)
-    assert "no input: give --input FILE" in str(coral("run", compiled).exception)
-    wrong = coral("run", compiled, "--random", 1, "-o", tmp_path / "one.npy")
+    assert "1 input files are given, the model takes 3" in str(command("run", compiled, "-i", files[0]).exception)
+    assert "no input: give --input FILE" in str(command("run", compiled).exception)
+    wrong = command("run", compiled, "--random", 1, "-o", tmp_path / "one.npy")
     assert "outputs are one .npz, or one .npy for each of" in str(wrong.exception)
 
 
 def test_json_and_random_inputs(corpus: Path) -> None:
     compiled = pair(corpus, "dense/dense_256")[1]
-    found = json.loads(coral("run", compiled, "--random", 4, "--json", "--top", 2).stdout)
-    again = json.loads(coral("run", compiled, "--random", 4, "--json").stdout)
+    found = json.loads(command("run", compiled, "--random", 4, "--json", "--top", 2).stdout)
+    again = json.loads(command("run", compiled, "--random", 4, "--json").stdout)
     (output,) = found["outputs"]
     assert output["sha256"] == again["outputs"][0]["sha256"]
     values = np.array(output["values"])
     assert [entry["index"] for entry in output["top"]] == np.argsort(-values[0], kind="stable")[:2].tolist()
     assert found["left_to_the_host"] == []
     assert 1e-4 < found["predicted_seconds_on_a_stick"] < 1e-3
-    assert "predicted on a stick" in " ".join(coral("run", compiled, "--random", 4).stdout.split())
+    assert "predicted on a stick" in " ".join(command("run", compiled, "--random", 4).stdout.split())
 
 
 def test_images_are_resized_and_coloured(tmp_path: Path) -> None:
@@ -115,7 +123,7 @@ def test_a_break_shows_counters_and_memories(corpus: Path, tmp_path: Path) -> No
     np.save(tmp_path / "x.npy", x)
     op = next(p for p in _instructions(compiled) if isinstance(p, isa.Op) and p.bias_en | p.scale_en)
     dump = tmp_path / "dump.npz"
-    result = coral("run", compiled, "-i", tmp_path / "x.npy", "--break", hex(op.seq), "--dump", dump)
+    result = command("run", compiled, "-i", tmp_path / "x.npy", "--break", hex(op.seq), "--dump", dump)
     assert result.exit_code == 0
     assert "stopped before op at word" in result.stdout
     assert f"seq {op.seq} on tile 0" in result.stdout
@@ -129,13 +137,11 @@ def test_a_break_shows_counters_and_memories(corpus: Path, tmp_path: Path) -> No
     first = (weights[:64, :4].astype(np.int16) + 128).astype(np.uint8)
     assert any((row.reshape(64, 4) == first).all() for row in wide.reshape(-1, 256))
     assert "has sequence number 4096, it has 0.." in str(
-        coral("run", compiled, "--random", 1, "--break", 4096).exception
+        command("run", compiled, "--random", 1, "--break", 4096).exception
     )
 
 
 def _instructions(compiled: Path) -> Iterator[Any]:
-    from coral.package.tflite_file import read_edgetpu
-
     for stream in read_edgetpu(compiled).package.execution.bitstreams:
         yield from (placed.instruction for placed in isa.decode(stream.data))
 
@@ -146,12 +152,34 @@ def test_a_deadlock_is_shown_with_the_program_around_it(corpus: Path, tmp_path: 
     op = next(i for i in _instructions(compiled) if isinstance(i, isa.Op) and i.wait0_valid)
     wrong = tmp_path / "wrong_edgetpu.tflite"
     wrong.write_bytes(edited(compiled, lambda i: with_fields(i, wait0_base=30000) if i == op else i))
-    text = str(coral("run", wrong, "--random", 1).exception)
+    text = str(command("run", wrong, "--random", 1).exception)
     assert "op of tile 0: op at word" in text
     assert ">= 300" in text
     (line,) = [line for line in text.splitlines() if line.startswith("> op")]
     assert f"seq={op.seq}" in line
     assert sum(line.startswith("  ") and "# " in line for line in text.splitlines()) >= 2
+
+
+def test_damaged_programs_end_in_sentences(corpus: Path) -> None:
+    """One or two flipped bits: the program still runs, or a typed error says what is wrong, also when it is timed."""
+    file = read_edgetpu(pair(corpus, "dense/dense_256")[1])
+    rng, kinds = np.random.default_rng(4), Counter()
+    for trial in range(40):
+        data = bytearray(file.package.execution.bitstreams[0].data)
+        for bit in rng.integers(0, len(data) * 8, 1 + trial % 2).tolist():
+            data[bit // 8] ^= 1 << bit % 8
+        program = replace(file.package.execution, bitstreams=(Bitstream(bytes(data)),))
+        programs = tuple(program if p is file.package.execution else p for p in file.package.programs)
+        damaged = replace(file, package=replace(file.package, programs=programs))
+        model = Model(damaged, DirectChip(Chip(budget=100_000)), host=False)
+        inputs = random_inputs(model.inputs, trial)
+        try:
+            with explained(program):
+                model(inputs) if trial % 4 else record(model, inputs)
+            kinds["ran"] += 1
+        except CoralError as error:
+            kinds[type(error).__name__] += 1
+    assert {"ran", "ProgramFault", "DecodeError"} <= set(kinds)
 
 
 CLASSIFIERS = [
@@ -166,7 +194,7 @@ def test_grace_hopper_wears_a_military_uniform(corpus: Path) -> None:
     folder = corpus / "vision"
     options = ("--top", 5, "--labels", folder / "imagenet_labels.txt", "--json")
     compiled = folder / "mobilenet_v2_1.0_224_quant_legacy_edgetpu.tflite"
-    found = json.loads(coral("run", compiled, "-i", folder / "grace_hopper.bmp", *options).stdout)
+    found = json.loads(command("run", compiled, "-i", folder / "grace_hopper.bmp", *options).stdout)
     top = found["outputs"][0]["top"]
     assert top[0]["label"] == "military uniform"
     assert top[0]["score"] > 0.8
@@ -185,7 +213,7 @@ def test_the_first_class_is_that_of_litert(corpus: Path, name: str) -> None:
     images = sorted(folder.glob("*.bmp"))
     assert images
     for image in images:
-        found = json.loads(coral("run", folder / f"{name}_edgetpu.tflite", "-i", image, "--top", 1, "--json").stdout)
+        found = json.loads(command("run", folder / f"{name}_edgetpu.tflite", "-i", image, "--top", 1, "--json").stdout)
         interpreter.set_tensor(given["index"], image_input(image, port(tuple(given["shape"]))))
         interpreter.invoke()
         assert found["outputs"][0]["top"][0]["index"] == interpreter.get_tensor(wanted["index"]).argmax(), image
