@@ -9,6 +9,7 @@ from coral.codegen import blocks
 from coral.codegen.builder import INPUT_CREDIT, N2W_UNIT, Builder
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import (
+    ALL_TILES,
     GROUP,
     INPUT_UNIT_BYTES,
     ROW_BYTES,
@@ -58,6 +59,10 @@ def bands(plan: Plan) -> list[Band]:
     """What every row of tiles takes of the input."""
     name = plan.network.input
     t, block = plan.tensors[name], plan.blocks[name]
+    if plan.vector_input:
+        size = round_up(t.size, WORD_BYTES)
+        target = Walk(plan.own(name) // WORD_BYTES, (1,), (size // WORD_BYTES,))
+        return [Band(ALL_TILES, 0, size, ((ALL_TILES, target),))]
     height, width = plan.host_size
     row_bytes, found = width * t.c, []
     rows, whole = plan.halos[name][0], plan.grid.rows == 1

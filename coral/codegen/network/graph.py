@@ -44,17 +44,24 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Window:
-    """Kernel, stride and padding before the first position along rows and columns (docs/network.md, Windows)."""
+    """Kernel, stride, padding before the first position and dilation, along rows and columns."""
 
     kernel: tuple[int, int] = (1, 1)
     stride: tuple[int, int] = (1, 1)
     pad: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
-        if min(self.kernel) < 1 or min(self.stride) < 1 or min(self.pad) < 0:
-            raise ShapeError(f"window {self}: kernel and stride must be at least 1, padding at least 0")
-        if any(p >= k for p, k in zip(self.pad, self.kernel, strict=True)):
+        if min(*self.kernel, *self.stride, *self.dilation) < 1 or min(self.pad) < 0:
+            raise ShapeError(f"window {self}: kernel, stride and dilation must be at least 1, padding at least 0")
+        if any(p >= k for p, k in zip(self.pad, self.extent, strict=True)):
             raise ShapeError(f"window {self}: padding must be smaller than the kernel")
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Rows and columns from the first to the last tap."""
+        y, x = ((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
+        return y, x
 
     @property
     def pointwise(self) -> bool:
@@ -65,10 +72,13 @@ class Window:
 POINT = Window()
 
 
-def same(size: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int]) -> Window:
+def same(
+    size: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int] = (1, 1)
+) -> Window:
     """TFLite's SAME padding on ``size`` = (rows, columns)."""
-    pads = tuple(max((-(-n // s) - 1) * s + k - n, 0) // 2 for n, k, s in zip(size, kernel, stride, strict=True))
-    return Window(kernel, stride, (pads[0], pads[1]))
+    extent = Window(kernel, dilation=dilation).extent
+    y, x = (max((-(-n // s) - 1) * s + k - n, 0) // 2 for n, k, s in zip(size, extent, stride, strict=True))
+    return Window(kernel, stride, (y, x), dilation)
 
 
 @dataclass(frozen=True)
@@ -195,12 +205,15 @@ class Network:
         """Shapes of a stage's operands against its output."""
         y, x = self.tensors[stage.output], self.tensors[stage.inputs[0]]
         where = f"network {self.name!r}, {type(stage).__name__} {stage.output!r}"
+        for what, value in (("clamps", stage.clamps), ("multiplier", getattr(stage, "mult", 1.0))):
+            if not np.array_equal(np.asarray(value, np.float32), np.asarray(value)):
+                raise CodegenError(f"{where}: {what} {value} are no float32 values")
         if isinstance(stage, Conv):
             _check_weights(where, stage, x, y)
         if isinstance(stage, Dense):
             return
         for out, size, k, s, pad in zip(
-            (y.y, y.x), (x.y, x.x), stage.window.kernel, stage.window.stride, stage.window.pad, strict=True
+            (y.y, y.x), (x.y, x.x), stage.window.extent, stage.window.stride, stage.window.pad, strict=True
         ):
             reach = (out - 1) * s + k - pad
             if reach - size >= k or (not isinstance(stage, Conv | MaxPool) and (pad or reach > size)):

@@ -103,6 +103,8 @@ class Plan:
         readers = list(self.network.readers(y.name))
         if y.name in self.network.outputs or not all(type(r) is Conv and r.window.pointwise for r in readers):
             return (1, 1)
+        if stage.window.dilation != (1, 1):
+            return (1, 1)
         extents = ceil_div(y.y, self.grid.rows), ceil_div(y.x, self.grid.columns)
         choices = [
             (by, bx)
@@ -145,7 +147,8 @@ class Plan:
             choices = range(least, MAX_PACK + 1, least)
         else:
             extent = self.splits[y.name][1].extent
-            choices = [b for b in range(1, MAX_BLOCK + 1) if extent % b == 0 and (b == 1 or b * channels <= GROUP)]
+            most = GROUP // channels if stage.window.dilation[1] == 1 else 1
+            choices = [b for b in range(1, max(most, 1) + 1) if extent % b == 0]
 
         def cost(pack: int) -> float:
             blocks = Split.of(y.x, self.grid.columns, pack).extent // pack
@@ -157,7 +160,7 @@ class Plan:
     def packed_words(self, stage: Stage, pack: int) -> int:
         """Words of an input row that a block of ``pack`` outputs reads."""
         c, w = self.tensors[stage.inputs[0]].c, stage.window
-        columns = (pack - 1) * w.stride[1] + w.kernel[1]
+        columns = (pack - 1) * w.stride[1] + w.extent[1]
         if not self.is_packed(stage):
             return columns * ceil_div(c, WORD_BYTES)
         return ceil_div(self.margin_bytes(stage) + columns * c, WORD_BYTES)
@@ -373,7 +376,7 @@ class Plan:
     def reach(self, stage: Stage, axis: int) -> Reach:
         """The windows of a stage along an axis."""
         w = stage.window
-        return Reach(w.kernel[axis], w.stride[axis], w.pad[axis], self.splits[stage.output][axis])
+        return Reach(w.extent[axis], w.stride[axis], w.pad[axis], self.splits[stage.output][axis])
 
     def needs_exchange(self, stage: Stage, name: str) -> bool:
         """Whether a stage reads positions of an inner tensor that its own tiles did not compute."""
@@ -485,8 +488,8 @@ def factors(stage: Stage) -> str:
 def pool_shape(plan: Plan, stage: MaxPool) -> tuple[int, int, int]:
     """(rows of a window block, wide rows per row, channel groups) of a maximum pool on one image."""
     (rows, columns), w = plan.splits[stage.output], stage.window
-    height = (rows.extent - 1) * w.stride[0] + w.kernel[0]
-    width = (columns.extent - 1) * w.stride[1] + w.kernel[1]
+    height = (rows.extent - 1) * w.stride[0] + w.extent[0]
+    width = (columns.extent - 1) * w.stride[1] + w.extent[1]
     return height, ceil_div(width, WORD_BYTES), ceil_div(plan.tensors[stage.output].c, GROUP)
 
 

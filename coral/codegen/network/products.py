@@ -149,6 +149,7 @@ def _conv(plan: Plan, stage: Conv) -> Product:
     x, y = stage.inputs[0], stage.output
     a, o = plan.blocks[x], plan.blocks[y]
     (rows, columns), (kh, kw), (sy, sx) = plan.splits[y], stage.window.kernel, stage.window.stride
+    dy, dx = stage.window.dilation
     words = plan.channels(x) // WORD_BYTES
     n, c = len(stage.weights), plan.tensors[x].c
     padded = np.full((n, kh, kw, words * WORD_BYTES), stage.w_zp, np.uint8)
@@ -156,7 +157,7 @@ def _conv(plan: Plan, stage: Conv) -> Product:
     bias, scale = _channel_arrays(stage, n)
     by, bx = a.inner
     if a.inner == (1, 1):
-        reduce = [(WORD_BYTES, words), (a.position, kw), (a.row, kh)]
+        reduce = [(WORD_BYTES, words), (dx * a.position, kw), (dy * a.row, kh)]
         positions = [(sx * a.position, o.position, columns.extent), (sy * a.row, o.row, rows.extent)]
     else:
         block = WORD_BYTES * by * bx
@@ -182,6 +183,7 @@ def _packed(plan: Plan, stage: Conv) -> Product:
     x, y, pack = stage.inputs[0], stage.output, plan.packing[stage.output]
     a, o, c = plan.blocks[x], plan.blocks[y], plan.tensors[x].c
     (rows, columns), (kh, kw), (sy, sx) = plan.splits[y], stage.window.kernel, stage.window.stride
+    dy, dx = stage.window.dilation
     n, n4, words = len(stage.weights), plan.channels(y), plan.packed_words(stage, pack)
     if o.position != n4:
         raise ShapeError(f"layer {y!r} writes into a concatenation and reads the input of {c} channels: copy it first")
@@ -191,8 +193,9 @@ def _packed(plan: Plan, stage: Conv) -> Product:
     kernel[..., :c] = stage.weights
     matrix = np.full((pack, n4, kh, words * WORD_BYTES), stage.w_zp, np.uint8)
     for q in range(pack):
-        start = margin + q * sx * channels
-        matrix[q, :n, :, start : start + kw * channels] = kernel.reshape(n, kh, kw * channels)
+        for k in range(kw):
+            start = margin + (q * sx + k * dx) * channels
+            matrix[q, :n, :, start : start + channels] = kernel[:, :, k]
     bias, scale = _channel_arrays(stage, n)
 
     def repeated(row: np.ndarray, fill: float) -> np.ndarray:
@@ -208,7 +211,7 @@ def _packed(plan: Plan, stage: Conv) -> Product:
         *_image_level(plan, x, y),
     ]
     return Product(
-        merge([*reduce, (a.row, kh)]),
+        merge([*reduce, (dy * a.row, kh)]),
         merge_positions(positions),
         0,
         GROUP,
@@ -226,6 +229,7 @@ def _depthwise(plan: Plan, stage: Depthwise) -> Product:
     x, y = stage.inputs[0], stage.output
     a, o, block = plan.blocks[x], plan.blocks[y], plan.blocking[stage.output]
     (rows, columns), (kh, kw), (sy, sx) = plan.splits[y], stage.window.kernel, stage.window.stride
+    dy, dx = stage.window.dilation
     by, bx = block
     wy, wx = depthwise_window(block, stage)
     groups, c, outputs = plan.channels(x) // WORD_BYTES, plan.tensors[x].c, by * bx
@@ -255,7 +259,7 @@ def _depthwise(plan: Plan, stage: Depthwise) -> Product:
         *_image_level(plan, x, y),
     ]
     return Product(
-        merge([(a.position, wx), (a.row, wy)]),
+        merge([(dx * a.position, wx), (dy * a.row, wy)]),
         merge_positions(positions),
         WORD_BYTES,
         group_out,

@@ -112,6 +112,7 @@ def maximum(b: Builder, plan: Plan, stage: MaxPool) -> None:
     a, o = plan.blocks[name], plan.blocks[stage.output]
     (rows, columns), (kh, kw), (sy, sx) = plan.splits[stage.output], stage.window.kernel, stage.window.stride
     height, quads, groups = pool_shape(plan, stage)
+    dy, dx = stage.window.dilation
     first = FIXED_ROW - height * quads * groups
     words = plan.channels(name) // WORD_BYTES
     width = min(words, GROUP // WORD_BYTES)
@@ -155,7 +156,9 @@ def maximum(b: Builder, plan: Plan, stage: MaxPool) -> None:
                 **short,
             ),
             par=levels(
-                ROW_UNITS * first, [(1, kw), (pitch, kh), *outer, (pitch * height, groups)], f"pool {stage.output!r}"
+                ROW_UNITS * first,
+                [(dx, kw), (dy * pitch, kh), *outer, (pitch * height, groups)],
+                f"pool {stage.output!r}",
             ),
             psum=Walk(0, [0] * 3, loops, slot_level=1, slot_stride=ROW_UNITS),
             acc_init=1,

@@ -129,13 +129,13 @@ def requantise(b: Builder, plan: Plan, wide: Wide, stage: Requantise) -> None:
 def average(b: Builder, plan: Plan, wide: Wide, stage: AveragePool) -> None:
     """Sums over windows, four channels at a time."""
     (name,) = stage.inputs
-    a, (kh, kw) = plan.blocks[name], stage.window.kernel
+    a, (kh, kw), (dy, dx) = plan.blocks[name], stage.window.kernel, stage.window.dilation
     _word_op(
         b,
         plan,
         stage,
         placed(plan, stage, name),
-        [(a.position, kw), (a.row, kh)],
+        [(dx * a.position, kw), (dy * a.row, kh)],
         (wide.constant(identity_rows()), [(0, kw), (0, kh)]),
         mult=stage.mult,
     )

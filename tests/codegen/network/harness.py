@@ -14,6 +14,11 @@ from coral.package.program import Program
 
 def run(chip: Chip, program: Program, data: bytes = b"") -> list[bytes]:
     """One run as a host would do it; the outputs' transfers in their order."""
+    return transfers(chip, program, data)[0]
+
+
+def transfers(chip: Chip, program: Program, data: bytes) -> tuple[list[bytes], list[bytes]]:
+    """The outputs' transfers, and for each of their bytes 1 if the program wrote it."""
     chip.feed(0, program.bitstreams[0].data)
     size = program.inputs[0].size_bytes if program.inputs else 0
     for at in range(0, len(data), size or 1):
@@ -22,9 +27,10 @@ def run(chip: Chip, program: Program, data: bytes = b"") -> list[bytes]:
         chip.feed(2, program.parameters)
     assert chip.run() is ChipState.FINISHED
     assert chip.interrupts.popleft() == 0
-    results = list(chip.outputs)
+    results, written = list(chip.outputs), [np.asarray(mask, np.uint8).tobytes() for mask in chip.written]
     chip.outputs.clear()
-    return results
+    chip.written.clear()
+    return results, written
 
 
 def outputs(p: nw.NetworkProgram, transfers: list[bytes]) -> dict[str, np.ndarray]:
@@ -38,7 +44,10 @@ def check(p: nw.NetworkProgram, images: np.ndarray, seed: int | None = None, chi
     chip = chip or Chip(seed=seed)
     p.execution.check()
     run(chip, p.caching())
-    got = outputs(p, run(chip, p.execution, p.pack(images)))
+    raw, written = transfers(chip, p.execution, p.pack(images))
+    got, complete = outputs(p, raw), outputs(p, written)
+    for name in p.network.outputs:
+        assert complete[name].all(), f"{name}: results that nothing wrote"
     for i, image in enumerate(images):
         t = p.network.tensors[p.network.input]
         expected = run_network(p.network, image.reshape(t.y, t.x, t.c))
@@ -48,11 +57,16 @@ def check(p: nw.NetworkProgram, images: np.ndarray, seed: int | None = None, chi
 
 
 class Maker:
-    """Grows a network with random weights, stage by stage; ``ties``: multipliers of a power of two."""
+    """Grows a network with random weights, stage by stage.
 
-    def __init__(self, seed: int, y: int, x: int, c: int, *, ties: bool = False, per_channel: bool = False) -> None:
+    ``ties``: multipliers of a power of two; ``dilate``: some windows with gaps between their taps.
+    """
+
+    def __init__(
+        self, seed: int, y: int, x: int, c: int, *, ties: bool = False, per_channel: bool = False, dilate: bool = False
+    ) -> None:
         self.rng = np.random.default_rng(seed)
-        self.ties, self.per_channel = ties, per_channel
+        self.ties, self.per_channel, self.dilate = ties, per_channel, dilate
         first = nw.Tensor("x", y, x, c, self.zero())
         self.tensors, self.stages, self.last = {"x": first}, [], "x"
 
@@ -72,10 +86,16 @@ class Maker:
 
     def size(self, window: nw.Window | str, kernel: tuple[int, int], stride: tuple[int, int], source: str) -> tuple:
         t = self.tensors[source]
+        dilation = (1, 1)
+        if self.dilate and self.rng.integers(6) == 0:
+            dilation = (int(self.rng.integers(1, 4)), int(self.rng.integers(1, 4)))
         if window == "same":
-            return nw.same((t.y, t.x), kernel, stride), -(-t.y // stride[0]), -(-t.x // stride[1])
-        y, x = ((n - k) // s + 1 for n, k, s in zip((t.y, t.x), kernel, stride, strict=True))
-        return nw.Window(kernel, stride), y, x
+            return nw.same((t.y, t.x), kernel, stride, dilation), -(-t.y // stride[0]), -(-t.x // stride[1])
+        extent = nw.Window(kernel, dilation=dilation).extent
+        if extent[0] > t.y or extent[1] > t.x:
+            dilation, extent = (1, 1), kernel
+        y, x = ((n - k) // s + 1 for n, k, s in zip((t.y, t.x), extent, stride, strict=True))
+        return nw.Window(kernel, stride, dilation=dilation), y, x
 
     def mult(self, n: int, taps: int):
         if self.ties:

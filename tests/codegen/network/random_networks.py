@@ -22,7 +22,9 @@ def draw(seed: int, budget: float = 3e6) -> tuple[Maker, nw.Grid, int]:
         grid = GRIDS[int(rng.integers(len(GRIDS)))]
         y, x = (extent(rng, 64) for _ in range(2))
         c = int(rng.choice([1, 2, 3, 4, extent(rng, 512)]))
-        maker = Maker(int(rng.integers(2**31)), y, x, c, ties=rng.integers(3) == 0, per_channel=rng.integers(3) == 0)
+        maker = Maker(
+            int(rng.integers(2**31)), y, x, c, ties=rng.integers(3) == 0, per_channel=rng.integers(3) == 0, dilate=True
+        )
         kind = KINDS[int(rng.integers(len(KINDS)))]
         kind(maker, rng)
         work = sum(cost(maker, stage) for stage in maker.stages)

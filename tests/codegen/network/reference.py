@@ -51,13 +51,13 @@ def _stage(net: nw.Network, stage: nw.Stage, xs: list[np.ndarray]) -> np.ndarray
 
 
 def _windows(x: np.ndarray, w: nw.Window, size: tuple[int, int], pad: int) -> np.ndarray:
-    """[y, x, taps, c]"""
-    (kh, kw), (sy, sx) = w.kernel, w.stride
-    reach = [(n - 1) * s + k for n, s, k in zip(size, w.stride, w.kernel, strict=True)]
+    """[y, x, taps, c], outside the map ``pad``."""
+    (kh, kw), (sy, sx), (dy, dx) = w.kernel, w.stride, w.dilation
+    reach = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(size, w.stride, w.kernel, w.dilation, strict=True)]
     extra = [(p, max(r - p - n, 0)) for p, r, n in zip(w.pad, reach, x.shape[:2], strict=True)]
     x = np.pad(x, [*extra, (0, 0)], constant_values=pad)
     taps = [
-        x[i : i + sy * (size[0] - 1) + 1 : sy, j : j + sx * (size[1] - 1) + 1 : sx]
+        x[i * dy : i * dy + sy * (size[0] - 1) + 1 : sy, j * dx : j * dx + sx * (size[1] - 1) + 1 : sx]
         for i in range(kh)
         for j in range(kw)
     ]

@@ -32,6 +32,17 @@ def test_means(y, x, c, batch):
     check(nw.NetworkProgram(m.network(), batch=batch), m.images(batch), seed=2)
 
 
+@pytest.mark.parametrize("batch", [1, 20])
+def test_a_perceptron(batch):
+    """The input goes to all tiles as it is; results stay cut over the tiles in between."""
+    m = Maker(batch, 23, 3, 1)
+    m.dense(300)
+    m.requantise()
+    m.dense(70)
+    m.dense(3)
+    check(nw.NetworkProgram(m.network(), batch=batch), m.images(batch), seed=batch)
+
+
 @pytest.mark.parametrize("positions", [(1, 127), (8, 16), (3, 43)])
 def test_pointwise_on_odd_grids(positions):
     y, x = positions
