@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from coral import CoralError
 
 
@@ -11,6 +13,12 @@ class ChipError(CoralError):
 
 class UnknownInstruction(ChipError):
     """An opcode, or a value of a field, whose effect is not known and therefore not modelled."""
+
+    @classmethod
+    def of(cls, opcode: int, field: str, value: int, where: str, known: str = "") -> Self:
+        """The error for a field of an instruction: ``known`` says which values are understood."""
+        limit = f"; known: {known}" if known else ""
+        return cls(f"opcode {opcode:#04x} field {field} value {value}: not modelled (seen in {where}{limit})")
 
 
 class RuleViolation(ChipError):

@@ -247,6 +247,10 @@ class Job:
         return rng.choice((limit, rng.randint(position + 1, limit)))
 
 
+TURN_BUNDLES = 4
+"""What a turn of a unit weighs, in bundles of the program's budget: slices of single steps cost time, not steps."""
+
+
 class Unit:
     """A functional unit of a tile or of the scalar side."""
 
@@ -278,6 +282,7 @@ class Unit:
                 self.job = self.queue.popleft()
                 self.job.begin()
             self.job.waiting.clear()
+            self.machine.core.spend(TURN_BUNDLES)
             self.machine.before(self.job)
             state = self.job.advance()
             self.machine.after(self.job, state)

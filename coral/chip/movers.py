@@ -334,7 +334,8 @@ class W2n(Plan):
         edges = np.array([blocks.start(i) for i in range(blocks.count + 1)])
         sizes = np.diff(edges)
         skip = instruction.skip_cnt + 1 if instruction.skip_en else 0
-        self.require(not (skip and self.to_scaling), "skip_en with to_scaling is not modelled")
+        if skip and self.to_scaling:
+            self.field_is("skip_en", 0)
         sizes[0] += skip
         first_row = np.r_[0, np.cumsum(-(-sizes // per_row))[:-1]]
         block = np.repeat(np.arange(blocks.count), np.diff(edges))

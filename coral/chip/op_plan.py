@@ -69,7 +69,7 @@ class OpPlan(Plan):
         super().__init__(instruction, word)
         i = instruction
         counts = tuple(getattr(i, f"loop_cnt{k}") + 1 for k in range(8))
-        self.nest = Nest(counts, i.loop_last_dim, i.loop_last_cnt, f"{self.where}, main loops")
+        self.nest = Nest(counts, i.loop_last_dim, i.loop_last_cnt, f"{self.where}, main loops", 0, i.opcode)
         self.gates = gates(i, (self.nest,))
         self.kind = type(i)
         self.measure_operands()
@@ -122,9 +122,8 @@ class OpPlan(Plan):
         packed = math.prod(psum.counts[: psum.slot_level]) if psum.slot_stride and not i.reduce_mask else 1
         if packed > 1:
             visit_key = group_key = nest.full // packed
-            self.require(
-                nest.kept is None, "a shortened pass in an op that packs steps by its psum walk is not modelled"
-            )
+            if nest.kept is not None:
+                self.field_is("loop_last_dim", 0)
         else:
             visit_key = nest.outer(nest.full, level)
             group_key = np.zeros(nest.steps, np.int64)

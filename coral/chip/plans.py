@@ -35,7 +35,8 @@ class Plan:
 
     def walk(self, name: str, short_dim: int = 0) -> Addresses:
         """The walk of that keyword, as addresses; ``short_dim`` is what a shortened pass shortens."""
-        return Addresses(self.instruction.walk(name), f"{self.where}, walk {name}", short_dim)
+        i = self.instruction
+        return Addresses(i.walk(name), f"{self.where}, walk {name}", short_dim, i.opcode)
 
     def signal(self, name: str, nest: Nest) -> Blocks | None:
         """The blocks that a signal counts, or None if it is off."""
@@ -46,10 +47,7 @@ class Plan:
         """Value of a field of which only some values are understood; UnknownInstruction for any other."""
         value = getattr(self.instruction, name)
         if value not in known:
-            raise UnknownInstruction(
-                f"{self.where} (opcode {self.instruction.opcode:#04x}): field {name} = {value} is not modelled "
-                f"(known: {', '.join(map(str, known))})"
-            )
+            raise UnknownInstruction.of(self.instruction.opcode, name, value, self.where, ", ".join(map(str, known)))
         return value
 
     def require(self, good: bool, rule: str) -> None:

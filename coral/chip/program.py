@@ -56,18 +56,34 @@ class Chunk:
         for word, (_, instruction) in self.placed.items():
             kind = type(instruction)
             if kind not in PLANS and kind not in CONTROL:
-                raise UnknownInstruction(f"{kind.mnemonic} at word {word}: opcode {kind.opcode:#04x} is not modelled")
+                raise UnknownInstruction(
+                    f"opcode {kind.opcode:#04x}: not modelled (seen in {kind.mnemonic} at word {word})"
+                )
         kinds = [type(p.instruction) for p in self.placed.values()]
         if not kinds or kinds[0] is not isa.Start or kinds[-1] is not isa.End or isa.Halt not in kinds:
             raise RuleViolation("a bitstream begins with start, ends with end and has a halt")
         for kind in (isa.Start, isa.End):
             if kinds.count(kind) != 1:
                 raise RuleViolation(f"a bitstream has one {kind.mnemonic}, this one {kinds.count(kind)}")
+        self.check_sequence()
         branches = [w + p.instruction.offset for w, p in self.placed.items() if isinstance(p.instruction, isa.Branch)]
         loops = [w + 1 + p.instruction.body for w, p in self.placed.items() if isinstance(p.instruction, isa.Loop)]
         self.entries = sorted({*branches, *loops})
         self._plans: dict[int, Plan | None] = {}
         self._blocks: dict[int, Block | None] = {}
+
+    def check_sequence(self) -> None:
+        """Sequence numbers go up. Their top bit is where half a row of a parameter region's address would end up."""
+        before = None
+        for word, (_, i) in self.placed.items():
+            if not isinstance(i, isa.TileInstruction | isa.TileFence):
+                continue
+            if before is not None and (i.seq - before) & 0xFFFF >= 0x8000:
+                raise RuleViolation(
+                    f"{i.mnemonic} at word {word}: seq {i.seq:#x} after {before:#x}, they only go up; a parameter "
+                    "region that begins in the middle of a 256-byte row looks like this"
+                )
+            before = i.seq
 
     def at(self, word: int) -> isa.Placed:
         """The instruction that begins at ``word``."""

@@ -66,6 +66,6 @@ class ResizePlan(OpPlan):
         address = self.x_addresses(0)
         low, high = int(address.min()), int(address.max())
         self.require(low >= 0 and high <= NARROW_BYTES - 4, f"source bytes {low}..{high} outside narrow memory")
-        self.require(not walk.walk.slot_stride, "a double-buffered source is not modelled")
+        self.field_is("in_slot_stride", 0)
         self.x_aligned = not (address & 3).any()
         return walk

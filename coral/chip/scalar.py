@@ -212,10 +212,7 @@ class ScalarCore(Unit):
         i = self.chunk.at(self.pc).instruction
         for name, known in KNOWN.items():
             if name in i.fields and getattr(i, name) not in known:
-                raise UnknownInstruction(
-                    f"{self.where} (opcode {i.opcode:#04x}): field {name} = {getattr(i, name)} is not modelled "
-                    f"(known: {', '.join(map(str, known))})"
-                )
+                raise UnknownInstruction.of(i.opcode, name, getattr(i, name), self.where, ", ".join(map(str, known)))
         self.spend(1)
         return self.execute(i)
 
@@ -286,14 +283,13 @@ class ScalarCore(Unit):
                 return False
         elif isinstance(i, isa.Branch):
             if not i.cond_en or self.predicate(i.cond_reg) == i.cond_val:
-                self.jump(self.pc + i.offset)
+                self.jump(i)
                 return True
         elif isinstance(i, isa.Loop):
             if self.loops or not i.count or not i.body:
-                raise UnknownInstruction(
-                    f"{self.where} (opcode {i.opcode:#04x}): a loop inside a loop, or of 0 iterations or words, is not "
-                    f"modelled (count = {i.count}, body = {i.body})"
-                )
+                name = "count" if self.loops or not i.count else "body"
+                known = "loops outside of loops, of at least one iteration and one word"
+                raise UnknownInstruction.of(i.opcode, name, getattr(i, name), self.where, known)
             self.loops.append([self.pc + 1, self.pc + 1 + i.body, i.count])
         elif isinstance(i, isa.Halt):
             self.halt(i)
@@ -303,12 +299,12 @@ class ScalarCore(Unit):
         self.go(self.pc + i.words)
         return True
 
-    def jump(self, word: int) -> None:
+    def jump(self, i: isa.Branch) -> None:
         assert self.chunk is not None
-        self.chunk.at(word)
+        self.chunk.at(self.pc + i.offset)
         if self.loops:
-            raise UnknownInstruction(f"{self.where}: a branch inside a loop is not modelled")
-        self.pc = word
+            raise UnknownInstruction.of(i.opcode, "offset", i.offset, self.where, "branches outside of loops")
+        self.pc += i.offset
 
     def halt(self, i: Any) -> None:
         self.finished = i.code == FINAL

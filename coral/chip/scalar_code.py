@@ -163,9 +163,7 @@ def _bundle(word: int, i: Any) -> list[str]:
 
 
 def _unknown(word: int, i: Any, field: str) -> UnknownInstruction:
-    return UnknownInstruction(
-        f"scalar at word {word} (opcode {i.opcode:#04x}): field {field} = {getattr(i, field)} is not modelled"
-    )
+    return UnknownInstruction.of(i.opcode, field, getattr(i, field), f"scalar at word {word}")
 
 
 def _load(word: int, i: Any) -> tuple[list[str], list[str]]:

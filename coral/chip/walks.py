@@ -54,15 +54,19 @@ class Nest:
     """
 
     def __init__(
-        self, counts: Sequence[int], last_dim: int = 0, last_cnt: int = 0, where: str = "walk", short_dim: int = 0
+        self,
+        counts: Sequence[int],
+        last_dim: int = 0,
+        last_cnt: int = 0,
+        where: str = "walk",
+        short_dim: int = 0,
+        opcode: int = 0,
     ) -> None:
         if math.prod(counts) > MAX_WALK_STEPS:
             raise RuleViolation(f"{where}: a loop nest of {math.prod(counts)} steps; the budget is {MAX_WALK_STEPS}")
         if last_dim >= len(counts):
-            raise UnknownInstruction(
-                f"{where}: last_dim = {last_dim}, but the nest has {len(counts)} dimensions; not modelled"
-            )
-        self.counts, self.where = tuple(counts), where
+            raise UnknownInstruction.of(opcode, "last_dim", last_dim, where, f"dimensions 0 to {len(counts) - 1}")
+        self.counts, self.where, self.opcode = tuple(counts), where, opcode
         self._blocks: dict[int, Blocks] = {}
         self.kept: Index | None = None
         self.steps = math.prod(counts)
@@ -88,9 +92,7 @@ class Nest:
     def blocks(self, level: int) -> Blocks:
         """Traversals of the dimensions below ``level``."""
         if level > len(self.counts):
-            raise UnknownInstruction(
-                f"{self.where}: level {level} of a nest with {len(self.counts)} dimensions is not modelled"
-            )
+            raise UnknownInstruction.of(self.opcode, "level", level, self.where, f"levels 0 to {len(self.counts)}")
         found = self._blocks.get(level)
         if found is None:
             size = math.prod(self.counts[:level])
@@ -109,8 +111,8 @@ class Addresses(Nest):
     ``slot_level`` complete.
     """
 
-    def __init__(self, walk: isa.Walk, where: str, short_dim: int = 0) -> None:
-        super().__init__(tuple(walk.counts), walk.last_dim, walk.last_cnt, where, short_dim)
+    def __init__(self, walk: isa.Walk, where: str, short_dim: int = 0, opcode: int = 0) -> None:
+        super().__init__(tuple(walk.counts), walk.last_dim, walk.last_cnt, where, short_dim, opcode)
         self.walk = walk
         self._at: list[Index | None] = [None, None]
         self.limit: tuple[int, str] | None = None
@@ -196,8 +198,7 @@ def gates(instruction: Any, sides: Sequence[Nest]) -> tuple[Gate, ...]:
     counters = type(instruction).wait_spec.counters
     for wait in instruction.waits():
         if wait.ctr >= len(counters):
-            raise UnknownInstruction(
-                f"{sides[0].where} (opcode {instruction.opcode:#04x}): wait for counter {wait.ctr}, there are "
-                f"{len(counters)}"
+            raise UnknownInstruction.of(
+                instruction.opcode, "wait.ctr", wait.ctr, sides[0].where, f"counters 0 to {len(counters) - 1}"
             )
     return tuple(Gate(w, sides[w.side if len(sides) > 1 else 0]) for w in instruction.waits())

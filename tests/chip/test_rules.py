@@ -21,6 +21,7 @@ from coral.chip import (
     UnknownInstruction,
     UnwrittenRead,
 )
+from coral.codegen.fc import FcQuant, fully_connected
 from coral.isa import DecodeError, ScalarCounter, TileCounter, Wait, Walk
 from coral.package import Kind
 from tests.chip.builder import (
@@ -107,25 +108,25 @@ WRONG: dict[str, tuple[list[isa.Instruction], type[ChipError], str]] = {
         RuleViolation, "other groups come between",
     ),
     "unknown operand widths": (
-        [requantise(1, 0, 64, 1).replace(lane_off=3)], UnknownInstruction, r"op at word 1.*0x01.*lane_off = 3 is not modelled"
+        [requantise(1, 0, 64, 1).replace(lane_off=3)], UnknownInstruction, r"opcode 0x01 field lane_off value 3: not modelled \(seen in op at word 1, seq 0; known: 0, 7\)"
     ),
-    "unknown table mode": ([isa.NluLoad(tile_mask=1, table_mode=5)], UnknownInstruction, "table_mode = 5"),
-    "unknown halt code": ([isa.Halt(code=9)], UnknownInstruction, "code = 9 is not modelled"),
+    "unknown table mode": ([isa.NluLoad(tile_mask=1, table_mode=5)], UnknownInstruction, "field table_mode value 5: not"),
+    "unknown halt code": ([isa.Halt(code=9)], UnknownInstruction, r"field code value 9: not modelled \(seen in scalar core at word 1; known: 0, 1, 4"),
     "unknown stream": (
-        [isa.Infeed(stream=3, dest_mask=1)], UnknownInstruction, "infeed at word 1.*stream = 3"
+        [isa.Infeed(stream=3, dest_mask=1)], UnknownInstruction, "field stream value 3: not modelled .*infeed at word 1"
     ),
-    "unknown store": ([isa.Scalar(st_op=7)], UnknownInstruction, "st_op = 7"),
-    "unknown calculation": ([isa.Scalar(alu_op=31)], UnknownInstruction, "alu_op = 31"),
-    "unknown special function": ([move(0, 1), isa.Scalar(sfu_op=5)], UnknownInstruction, "sfu_op = 5"),
+    "unknown store": ([isa.Scalar(st_op=7)], UnknownInstruction, r"field st_op value 7: not modelled \(seen in scalar at word "),
+    "unknown calculation": ([isa.Scalar(alu_op=31)], UnknownInstruction, r"field alu_op value 31: not modelled \(seen in scalar at word "),
+    "unknown special function": ([move(0, 1), isa.Scalar(sfu_op=5)], UnknownInstruction, r"field sfu_op value 5: not modelled \(seen in scalar at word "),
     "predicated tile instruction": (
-        [fill(1, 0, 1).replace(pred_en=1)], UnknownInstruction, "pred_en = 1 is not modelled"
+        [fill(1, 0, 1).replace(pred_en=1)], UnknownInstruction, "field pred_en value 1: not modelled"
     ),
     "loop in a loop": (
-        [isa.Loop(count=2, body=3), isa.Loop(count=2, body=1), fill(1, 0, 1)], UnknownInstruction, "a loop inside a loop"
+        [isa.Loop(count=2, body=3), isa.Loop(count=2, body=1), fill(1, 0, 1)], UnknownInstruction, r"opcode 0x\w\w field count value 2: not modelled .*known: loops outside of loops"
     ),
     "resize by three": (
         [isa.OpResize(tile_mask=1, acc_init=1, par16=1, lane_off=6, rs_x_loop=2, rs_y_loop=3, rs_x_step=3, rs_y_step=2)],
-        UnknownInstruction, "rs_x_step = 3",
+        UnknownInstruction, "opcode 0x05 field rs_x_step value 3: not modelled",
     ),
     "activations never written": (
         [*identity(1, 1000), requantise(1, 0, 64, 1)], UnwrittenRead, "op at word .* on tile 0: activations at narrow byte 0"
@@ -248,6 +249,22 @@ def test_small_groups_above_256_kib() -> None:
         else:
             with pytest.raises(RuleViolation, match="fewer than 64 outputs at row 1024"):
                 chip.run()
+
+
+@pytest.mark.parametrize("row", [0, 5])
+def test_misaligned_parameter_region(row: int) -> None:
+    """A region that begins 128 bytes into a row: half a row lies in the top bit of the sequence number."""
+    pair = fully_connected(16, 64, FcQuant(0, 128, 0, 1.0, 0.0, 255.0), parameter_row=row)
+    data = pair.caching(bytes(pair.blob_bytes)).bitstreams[0].data
+    placed = isa.decode(data)
+    receive = next(p for p in placed if isinstance(p.instruction, isa.RingRecv0))
+    field = type(receive.instruction).fields["dst_addr"]
+    moved = int.from_bytes(data, "little") + (1 << 128 * receive.word + field.lo - 1)
+    message = rf"ring_recv0 at word {receive.word}: seq 0x1 after 0x8000.* middle of a 256-byte row"
+    chip = Chip()
+    with pytest.raises(RuleViolation, match=message):
+        chip.feed(0, moved.to_bytes(len(data), "little"))
+    chip.feed(0, data)
 
 
 def test_buffers_over_resident_weights(corpus: Path) -> None:

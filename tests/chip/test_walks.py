@@ -114,9 +114,9 @@ def test_a_longer_last_pass_only_moves_discarded_words() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(RuleViolation, match="budget"):
         Nest((1 << 11, 1 << 10))
-    with pytest.raises(UnknownInstruction, match="level 5 of a nest with 3 dimensions"):
+    with pytest.raises(UnknownInstruction, match=r"field level value 5: not modelled .*levels 0 to 3"):
         Nest((1, 2, 3)).blocks(5)
-    with pytest.raises(UnknownInstruction, match="last_dim = 4"):
+    with pytest.raises(UnknownInstruction, match="field last_dim value 4: not modelled"):
         Nest((1, 2, 3), last_dim=4)
     with pytest.raises(RuleViolation, match=r"address -1 is outside 0\.\.9"):
         Addresses(Walk(0, [-1], [2]), "walk").within(10, "rows")
