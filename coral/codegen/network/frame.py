@@ -20,8 +20,9 @@ from coral.codegen.machine import (
     mask_of,
     round_up,
 )
-from coral.codegen.network.plan import FIXED_ROW, Plan
+from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import merge
+from coral.codegen.network.scratch import FIXED_ROW
 from coral.isa import ScalarCounter, TileCounter, Wait, Walk
 from coral.package.program import Layer, Layout
 

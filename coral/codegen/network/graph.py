@@ -177,6 +177,13 @@ class Concatenate(Stage):
 
 
 @dataclass(frozen=True)
+class Slice(Stage):
+    """The channels from ``begin`` on, as many as the output has; a matter of places, like Concatenate."""
+
+    begin: int = 0
+
+
+@dataclass(frozen=True)
 class Network:
     """Tensors by name and stages in order of execution; every tensor but the input is written by one stage."""
 
@@ -226,6 +233,9 @@ class Network:
                 (t.y, t.x, t.zero_point) != (y.y, y.x, y.zero_point) for t in parts
             ):
                 raise ShapeError(f"{where}: the inputs do not make up {y}")
+        elif isinstance(stage, Slice):
+            if not 0 <= stage.begin <= x.c - y.c or (x.y, x.x, x.zero_point) != (y.y, y.x, y.zero_point):
+                raise ShapeError(f"{where}: channels {stage.begin}..{stage.begin + y.c - 1} of {x} are not {y}")
         elif not isinstance(stage, Conv | Dense) and any(self.tensors[name].c != y.c for name in stage.inputs):
             raise ShapeError(f"{where}: {y.c} channels from inputs of {[self.tensors[n].c for n in stage.inputs]}")
 

@@ -6,10 +6,11 @@ A plan is made before anything is emitted; every limit is checked here.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from math import gcd
 
 from coral.codegen.errors import ShapeError
-from coral.codegen.machine import ALL_TILES, GROUP, ROW_BYTES, TILES, WIDE_ROWS, WORD_BYTES, ceil_div, mask_of, round_up
+from coral.codegen.machine import ALL_TILES, GROUP, TILES, WORD_BYTES, ceil_div, mask_of, round_up
 from coral.codegen.network.graph import (
     Add,
     Concatenate,
@@ -19,6 +20,7 @@ from coral.codegen.network.graph import (
     MaxPool,
     Multiply,
     Network,
+    Slice,
     Stage,
     Tensor,
 )
@@ -26,8 +28,6 @@ from coral.codegen.network.rewrite import with_dense_layers, with_padded_input
 from coral.codegen.network.tiling import Grid, Halo, Reach, Split
 
 NARROW_BYTES = 192 * 1024
-FIXED_ROW = WIDE_ROWS - 4
-"""Two rows for the host's input, then two for results."""
 MAX_BLOCK = 16
 """Outputs of a depthwise block: 4 channels each, 64 columns."""
 MAX_PACK = 8
@@ -63,6 +63,7 @@ class Plan:
         self.spread = self._spread()
         self.blocking = {s.output: self._block(s) for s in self.stages if type(s) is Depthwise}
         self.splits = {name: self._split(tensor) for name, tensor in self.tensors.items()}
+        self.splits |= {s.output: self.splits[self.roots[s.output][0]] for s in self.stages if isinstance(s, Slice)}
         self.packing = self._packing()
         self.halos = {name: self._halo(name) for name in {root for root, _ in self.roots.values()}}
         self.blocks, self.narrow_bytes = self._allocate()
@@ -85,6 +86,14 @@ class Plan:
                         )
                     roots[name] = (root, offset)
                     offset += part.c
+        for stage in self.stages:
+            if isinstance(stage, Slice):
+                if roots[stage.output][0] != stage.output or stage.begin % WORD_BYTES:
+                    raise ShapeError(
+                        f"{stage.output!r}: channels from {stage.begin} on, in a concatenation: copy it first"
+                    )
+                root, offset = roots[stage.inputs[0]]
+                roots[stage.output] = (root, offset + stage.begin)
         return roots
 
     def _spread(self) -> dict[str, int]:
@@ -176,9 +185,14 @@ class Plan:
             name = stage.output
             if type(stage) is Conv and not (set(stage.inputs) & set(self.blocking)) and name not in self.spread:
                 pack = self.pack_of(stage)
-                if self.is_packed(stage) or (pack > 1 and self.roots[name] == (name, 0)):
+                if self.is_packed(stage) or (pack > 1 and not self._beside_a_part(name)):
                     packing[name] = pack
         return packing
+
+    def _beside_a_part(self, name: str) -> bool:
+        """Whether a tensor's positions may be further apart than its channels need."""
+        readers = [s for s in self.network.readers(name) if isinstance(s, Add | Multiply)]
+        return any(self.roots[other] != (other, 0) for other in (name, *(n for s in readers for n in s.inputs)))
 
     def _halo(self, root: str) -> tuple[Halo, Halo]:
         """What windows need of a tensor and of the parts that share its memory."""
@@ -186,7 +200,7 @@ class Plan:
         for axis in (0, 1):
             reaches = []
             for stage in self.stages:
-                if isinstance(stage, Concatenate | Dense):
+                if isinstance(stage, Concatenate | Slice | Dense):
                     continue
                 if any(self.roots[name][0] == root for name in stage.inputs):
                     reaches.append(self.reach(stage, axis))
@@ -307,24 +321,18 @@ class Plan:
 
     def _unify(self, shapes: dict[str, Block]) -> None:
         """Operands of one ADD or MUL get equal strides."""
-        for _ in self.stages:
-            for stage in self.stages:
-                if not isinstance(stage, Add | Multiply):
-                    continue
-                names = [self.roots[name][0] for name in stage.inputs]
-                a, b = (shapes[name] for name in names)
-                if a.position != b.position or (self.network.input in names and not self.own_input):
-                    raise ShapeError(
-                        f"{stage.output!r}: operands of different layout ({a.position}, {b.position} bytes)"
-                    )
-                for name, shape in zip(names, (a, b), strict=True):
-                    if (shape.row, shape.image) != (max(a.row, b.row), max(a.image, b.image)):
-                        shapes[name] = self._restride(name, shape, max(a.row, b.row), max(a.image, b.image))
-
-    def _restride(self, root: str, shape: Block, row: int, image: int) -> Block:
-        rows, columns = self.halos[root]
-        address = rows.before * row + columns.before * shape.position
-        return replace(shape, address=address, row=row, image=max(image, row * rows.total))
+        pairs = [s for s in self.stages if isinstance(s, Add | Multiply) and s.output not in self.spread]
+        for _, stage in product(pairs, pairs):
+            names = [self.roots[name][0] for name in stage.inputs]
+            if self.network.input in names and not self.own_input:
+                raise ShapeError(f"{stage.output!r}: the input is an operand; copy it first")
+            position = max(shapes[name].position for name in names)
+            row = max(max(shapes[name].row, position * self.halos[name][1].total) for name in names)
+            image = max(max(shapes[name].image, row * self.halos[name][0].total) for name in names)
+            for name in names:
+                rows, columns = self.halos[name]
+                first = rows.before * row + columns.before * position
+                shapes[name] = Block(first, position, row, image)
 
     # addresses
 
@@ -394,7 +402,7 @@ class Plan:
         maxima = {
             isinstance(s, MaxPool)
             for s in readers
-            if not isinstance(s, Concatenate | Dense)
+            if not isinstance(s, Concatenate | Slice | Dense)
             and any(self.reach(s, axis).leaves(self.splits[root][axis].size) for axis in (0, 1))
         }
         if maxima == {True, False}:
@@ -450,6 +458,11 @@ def depthwise_rows(channels: int, block: tuple[int, int], stage: Stage, header: 
     return ceil_div(groups * rows * columns, GROUP) if columns else groups * rows
 
 
+def factors(stage: Stage) -> str:
+    """Name of the place where the second factor of a product is spread."""
+    return f"{stage.output}:factors"
+
+
 def gathered_bytes(plan: Plan, name: str) -> int:
     """Bytes that every tile sends when a tensor is collected on all tiles."""
     if name in plan.spread:
@@ -463,41 +476,3 @@ def gathered_tiles(plan: Plan, name: str) -> list[int]:
     if name in plan.spread:
         return list(range(ceil_div(plan.tensors[name].c, GROUP * plan.spread[name])))
     return [plan.grid.tile(0, *part) for part in plan.active(name)]
-
-
-def gather_rows(plan: Plan) -> list[int]:
-    """Wide rows that collecting takes, for every dense layer over all tiles."""
-    found = []
-    for stage in plan.stages:
-        if isinstance(stage, Dense) and stage.output in plan.spread and stage.inputs[0] != plan.network.input:
-            packets = ceil_div(gathered_bytes(plan, stage.inputs[0]), ROW_BYTES)
-            found.append(packets * (1 + len(gathered_tiles(plan, stage.inputs[0]))))
-    return found
-
-
-def factor_rows(plan: Plan) -> list[int]:
-    """Wide rows of the FIFO through which a product's second factor goes."""
-    return [2 * MAX_BLOCK for stage in plan.stages if isinstance(stage, Multiply)]
-
-
-def factors(stage: Stage) -> str:
-    """Name of the place where the second factor of a product is spread."""
-    return f"{stage.output}:factors"
-
-
-def pool_shape(plan: Plan, stage: MaxPool) -> tuple[int, int, int]:
-    """(rows of a window block, wide rows per row, channel groups) of a maximum pool on one image."""
-    (rows, columns), w = plan.splits[stage.output], stage.window
-    height = (rows.extent - 1) * w.stride[0] + w.extent[0]
-    width = (columns.extent - 1) * w.stride[1] + w.extent[1]
-    return height, ceil_div(width, WORD_BYTES), ceil_div(plan.tensors[stage.output].c, GROUP)
-
-
-def pool_rows(plan: Plan) -> list[int]:
-    """Wide rows that every maximum pool takes."""
-    found = []
-    for stage in plan.stages:
-        if isinstance(stage, MaxPool):
-            height, quads, groups = pool_shape(plan, stage)
-            found.append(height * quads * groups)
-    return found

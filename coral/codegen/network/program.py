@@ -26,6 +26,7 @@ from coral.codegen.network.graph import (
     Multiply,
     Network,
     Requantise,
+    Slice,
     Stage,
 )
 from coral.codegen.network.plan import Plan
@@ -180,11 +181,11 @@ class NetworkProgram:
 
     def _stage(self, b: Builder, stage: Stage, exchanged: set[str]) -> None:
         plan, wide = self.plan, self.wide
-        if isinstance(stage, Concatenate):
+        if isinstance(stage, Concatenate | Slice):
             return
         new = {plan.roots[name][0] for name in stage.inputs if plan.needs_exchange(stage, name)} - exchanged
         exchanged |= new
-        if isinstance(stage, Conv) or new or plan.network.input in stage.inputs:
+        if isinstance(stage, Conv) or new or plan.network.input in {plan.roots[name][0] for name in stage.inputs}:
             b.barrier()
 
         def exchange() -> None:

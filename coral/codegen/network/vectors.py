@@ -19,8 +19,9 @@ from coral.codegen.machine import (
 )
 from coral.codegen.network.emit import output_stage
 from coral.codegen.network.graph import Conv
-from coral.codegen.network.plan import FIXED_ROW, Plan, gathered, gathered_bytes, gathered_tiles
+from coral.codegen.network.plan import Plan, gathered, gathered_bytes, gathered_tiles
 from coral.codegen.network.products import Level, merge
+from coral.codegen.network.scratch import FIXED_ROW
 from coral.codegen.network.wide import Wide
 from coral.isa import TileCounter, Wait, Walk
 

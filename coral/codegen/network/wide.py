@@ -11,8 +11,9 @@ import numpy as np
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import ALL_TILES, GROUP, ROW_BYTES, TILES, WIDE_ROWS, WORD_BYTES, ceil_div
 from coral.codegen.network.graph import Add, AveragePool, Conv, Multiply, Requantise
-from coral.codegen.network.plan import FIXED_ROW, Plan, factor_rows, gather_rows, pool_rows
+from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import Level, Product, product_of
+from coral.codegen.network.scratch import FIXED_ROW, factor_rows, gather_rows, pool_rows
 
 PIECE_ROWS = 300
 """Weights of a layer longer than this are cut into pieces on several tiles."""

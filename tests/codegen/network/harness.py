@@ -169,6 +169,13 @@ class Maker:
         self.last = name
         return name
 
+    def slice(self, begin: int, channels: int, source: str) -> str:
+        t = self.tensors[source]
+        name = self.tensor(t.y, t.x, channels, t.zero_point)
+        self.stages.append(nw.Slice((source,), name, (0.0, 0.0), begin))
+        self.last = name
+        return name
+
     def requantise(self, **fields) -> str:
         t = self.tensors[self.last]
         name = self.tensor(t.y, t.x, t.c)

@@ -75,8 +75,10 @@ class Importer:
         if op.name == "FULLY_CONNECTED":
             return nw.Dense((x,), y, clamps, w.codes, bias, w_zp, mult)
         kernel, stride = w.array.shape[1:3], (op.options["stride_h"], op.options["stride_w"])
+        dilation = (op.options.get("dilation_h_factor", 1), op.options.get("dilation_w_factor", 1))
         same = op.options["padding"] == "SAME"
-        window = nw.same((a.y, a.x), kernel, stride) if same else nw.Window(kernel, stride)
+        window = nw.Window(kernel, stride, dilation=dilation)
+        window = nw.same((a.y, a.x), kernel, stride, dilation) if same else window
         codes = w.codes
         if depthwise:
             if codes.shape[3] == a.c:

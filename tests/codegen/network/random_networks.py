@@ -103,6 +103,17 @@ def branches(maker: Maker, rng: np.random.Generator) -> None:
     maker.concatenate(parts)
 
 
+def split(maker: Maker, rng: np.random.Generator) -> None:
+    """Some of the channels through a layer, added to the others."""
+    if maker.tensors[maker.last].c < 8:
+        maker.layer(nw.Conv, 8 * int(rng.integers(1, 5)), _kernel(rng, maker, 3))
+    source = maker.last
+    half = maker.tensors[source].c // 8 * 4
+    a, b = maker.slice(0, half, source), maker.slice(half, half, source)
+    maker.layer(nw.Conv, half, _kernel(rng, maker, 3), source=b)
+    maker.add(a, maker.last)
+
+
 def tail(maker: Maker, rng: np.random.Generator) -> None:
     if rng.integers(2):
         t = maker.tensors[maker.last]
@@ -117,5 +128,5 @@ def chain(maker: Maker, rng: np.random.Generator) -> None:
         tail(maker, rng)
 
 
-BODY = [conv, pointwise, depthwise, pool, elementwise, residual, branches]
+BODY = [conv, pointwise, depthwise, pool, elementwise, residual, branches, split]
 KINDS = [*BODY, conv, tail, chain, chain, chain]

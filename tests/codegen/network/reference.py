@@ -20,6 +20,8 @@ def _stage(net: nw.Network, stage: nw.Stage, xs: list[np.ndarray]) -> np.ndarray
     y, zero = net.tensors[stage.output], net.tensors[stage.inputs[0]].zero_point
     if isinstance(stage, nw.Concatenate):
         return np.concatenate(xs, axis=2)
+    if isinstance(stage, nw.Slice):
+        return xs[0][..., stage.begin : stage.begin + y.c]
     mult, spline = getattr(stage, "mult", 1.0), None
     x = xs[0].astype(np.int64) - zero
     if isinstance(stage, nw.Dense):

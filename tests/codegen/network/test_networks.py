@@ -9,7 +9,7 @@ import pytest
 from conftest import shared
 
 from codegen.network.harness import Maker, check, outputs, run
-from codegen.network.importer import body
+from codegen.network.importer import Importer, body
 from codegen.network.random_networks import draw
 from coral import numerics
 from coral.chip import Chip
@@ -122,6 +122,22 @@ def _model(corpus, name):
     run(chip, p.caching())
     got = outputs(p, run(chip, p.execution, p.pack(x)))[network.outputs[0]]
     np.testing.assert_array_equal(got.reshape(-1), codes.reshape(-1))
+
+
+@pytest.mark.slow
+def test_backbone_of_movenet(corpus):
+    """66 stages, int8 with scales per channel, up to the first resize."""
+    graph = read_model(corpus / "vision" / "movenet_single_pose_lightning_ptq.tflite").main
+    first = next(op.inputs[0] for op in graph.operators if op.name == "CONV_2D")
+    last = next(op.inputs[0] for op in graph.operators if op.name == "RESIZE_BILINEAR")
+    p = nw.NetworkProgram(Importer(graph, first, last).network)
+    source, target = graph.tensors[first], graph.tensors[last]
+    x = np.random.default_rng(5).integers(0, 256, source.shape).astype(np.uint8)
+    expected = evaluate(graph, {source.name: (x ^ 128).view(np.int8)}, outputs=[target.name])[target.name]
+    chip = Chip()
+    run(chip, p.caching())
+    got = outputs(p, run(chip, p.execution, p.pack(x)))[p.network.outputs[0]]
+    np.testing.assert_array_equal(got.reshape(-1), expected.view(np.uint8).reshape(-1) ^ 128)
 
 
 @pytest.mark.parametrize("seed", range(40))
