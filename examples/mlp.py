@@ -1,12 +1,15 @@
-"""What digits.py and mnist.py share: an MLP in plain tinygrad, its training, and the report of a quantised run."""
+"""What the examples share: an MLP in plain tinygrad, training, cached weights, and the report of a quantised run."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -34,7 +37,7 @@ class MLP:
 
 @dataclass(frozen=True)
 class Split:
-    """Images float32 [n, pixels] in 0..1 and labels int32 [n], for training and held back."""
+    """Images [n, ...], as the model takes them, and labels int32 [n], for training and held back."""
 
     train_x: np.ndarray
     train_y: np.ndarray
@@ -42,10 +45,9 @@ class Split:
     test_y: np.ndarray
 
 
-def train(model: MLP, data: Split, *, steps: int, batch: int, seed: int = 0) -> None:
+def train(model: Any, data: Split, *, steps: int, batch: int, seed: int = 0, lr: float = 5e-3) -> None:
     """Adam on random batches, on the default device's host path."""
-    optimizer = nn.optim.Adam(nn.state.get_parameters(model), lr=5e-3)
-    rng = np.random.default_rng(seed)
+    optimizer = nn.optim.Adam(nn.state.get_parameters(model), lr=lr)
 
     @TinyJit
     @Context(TRAINING=1)
@@ -54,16 +56,41 @@ def train(model: MLP, data: Split, *, steps: int, batch: int, seed: int = 0) -> 
         loss = model(x).sparse_categorical_crossentropy(y).backward()
         return loss.realize(*optimizer.schedule_step())
 
+    run_steps(step, data, steps, batch, seed)
+
+
+def run_steps(step: Callable[[Tensor, Tensor], Tensor], data: Split, steps: int, batch: int, seed: int = 0) -> None:
+    """``step`` on random batches, with a progress bar."""
+    rng = np.random.default_rng(seed)
     for _ in track(range(steps), description="training in float", console=console, transient=True):
         picked = rng.integers(0, len(data.train_x), batch)
         step(Tensor(data.train_x[picked]).realize(), Tensor(data.train_y[picked]).realize())
 
 
-def logits(model: MLP, images: np.ndarray, *, batch: int, title: str = "") -> np.ndarray:
-    """float32 [n, classes] of all images, ``batch`` rows at a time."""
+def trained(model: Any, name: str, training: Callable[[], None], *, again: bool) -> None:
+    """Weights out of the user's cache; where there are none, or on ``again``, from ``training`` and into the cache."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tinycoral"
+    file = folder / f"{name}.safetensors"
+    if file.is_file() and not again:
+        nn.state.load_state_dict(model, nn.state.safe_load(file), verbose=False)
+        console.print(f"weights from {file}; `train` trains again", highlight=False)
+        return
+    training()
+    folder.mkdir(parents=True, exist_ok=True)
+    nn.state.safe_save(nn.state.get_state_dict(model), str(file))
+
+
+def logits(model: Any, images: np.ndarray, *, batch: int, title: str = "", jit: bool = False) -> np.ndarray:
+    """float32 [n, classes] of all images, ``batch`` at a time; with ``jit`` the last batch is filled up with zeros."""
+    forward = TinyJit(lambda x: model(x).realize()) if jit else model
     starts = range(0, len(images), batch)
-    steps = track(starts, description=title, console=console, transient=True) if title else starts
-    return np.concatenate([model(Tensor(images[i : i + batch])).numpy() for i in steps])
+    parts = []
+    for i in track(starts, description=title, console=console, transient=True) if title else starts:
+        rows = images[i : i + batch]
+        missing = batch - len(rows) if jit else 0
+        filled = np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)])
+        parts.append(forward(Tensor(filled).realize()).numpy()[: len(rows)])
+    return np.concatenate(parts)
 
 
 @contextmanager
@@ -81,29 +108,37 @@ def confidence(scores: np.ndarray) -> np.ndarray:
     return e / e.sum(axis=-1, keepdims=True)
 
 
+def simulated() -> bool:
+    """Whether the default device is the simulated stick."""
+    from coral.backend.device import SIMIface
+
+    return Device.DEFAULT.startswith("CORAL") and isinstance(Device[Device.DEFAULT].iface, SIMIface)
+
+
 def where() -> str:
     """A sentence that says on what the chip programs ran."""
     if not Device.DEFAULT.startswith("CORAL"):
         return f"ran on DEV={Device.DEFAULT}: no Edge TPU program was involved"
-    from coral.backend.device import SIMIface
-
-    simulated = isinstance(Device[Device.DEFAULT].iface, SIMIface)
-    return "ran on the SIMULATED stick: no hardware was involved" if simulated else "ran on the stick"
+    return "ran on the SIMULATED stick: no hardware was involved" if simulated() else "ran on the stick"
 
 
 def draw(image: np.ndarray, width: int) -> str:
-    """A grey image, float 0..1 [width * width], as text: two pixels a character, dark or light."""
-    dark = image.reshape(width, width) > 0.4
+    """A grey image of width * width values as text: two pixels a character, dark or light."""
+    dark = image.reshape(width, width) > 0.4 * (image.max() or 1)
     return "\n".join(
         "".join(" ▀▄█"[a + 2 * b] for a, b in zip(*rows, strict=True))
         for rows in zip(dark[::2], dark[1::2], strict=True)
     )
 
 
-def show(model: MLP, data: Split, *, batch: int, picture: int, examples: int = 5) -> None:
-    """Quantise, run the held-back images, and print digits, accuracy, chip calls, bytes and predicted time."""
+def show(
+    model: Any, data: Split, *, batch: int, picture: int = 0, examples: int = 5, jit: bool = False, sample: int = 256
+) -> None:
+    """Quantise with ``sample`` training images, run the held-back ones, and print accuracy, chip calls, bytes and
+    predicted time; ``picture``: the width of square grey images, which are drawn.
+    """
     floats = logits(model, data.test_x, batch=batch)
-    quantised, report = coral.quantize(model, data.train_x[:256], report=True)
+    quantised, report = coral.quantize(model, data.train_x[:sample], report=True)
     console.print(str(report), highlight=False, soft_wrap=True)
     on_chip = Device.DEFAULT.startswith("CORAL")
     if on_chip:
@@ -111,17 +146,18 @@ def show(model: MLP, data: Split, *, batch: int, picture: int, examples: int = 5
 
         reset_stats()
     begin = time.perf_counter()
-    codes = logits(quantised, data.test_x, batch=batch, title=f"{len(data.test_x)} images in uint8")
+    codes = logits(quantised, data.test_x, batch=batch, title=f"{len(data.test_x)} images in uint8", jit=jit)
     elapsed = time.perf_counter() - begin
 
-    table = Table(title="held-back digits", show_lines=True)
+    table = Table(title="held-back images", show_lines=True)
     for column in ("image", "label", "prediction", "confidence"):
         table.add_column(column, vertical="middle")
-    for k in range(examples):
+    for k in range(min(examples, len(codes))):
         guess = int(codes[k].argmax())
         sure = confidence(codes[k])[guess]
         mark = "[green]✓[/]" if guess == data.test_y[k] else "[red]✗[/]"
-        table.add_row(draw(data.test_x[k], picture), str(data.test_y[k]), f"{guess} {mark}", f"{sure:.1%}")
+        image = draw(data.test_x[k], picture) if picture else f"number {k}"
+        table.add_row(image, str(data.test_y[k]), f"{guess} {mark}", f"{sure:.1%}")
     console.print(table)
     accuracy = [float((scores.argmax(1) == data.test_y).mean()) for scores in (floats, codes)]
     console.print(f"accuracy on {len(data.test_y)} held-back images: float {accuracy[0]:.2%}, uint8 {accuracy[1]:.2%}")
@@ -130,7 +166,7 @@ def show(model: MLP, data: Split, *, batch: int, picture: int, examples: int = 5
     console.print(f"[bold]{where()}[/]")
 
 
-def summary(model: MLP, data: Split, codes: np.ndarray, batch: int, elapsed: float) -> None:
+def summary(model: Any, data: Split, codes: np.ndarray, batch: int, elapsed: float) -> None:
     """What the chip did, and that the host gives the same bytes."""
     from coral.backend import stats
 

@@ -92,7 +92,7 @@ def _trade(state: State, readers: list[State]) -> None:
     if not alive.any():
         return
     ratio = np.where(alive, own / own.max(), 1) / np.where(alive, theirs / theirs.max(), 1)
-    factors = np.where(alive, np.exp2(np.rint(np.log2(ratio) / 2)), 1)
+    factors = np.where(alive, np.exp2(np.trunc(np.log2(ratio) / 2)), 1)
     state.scale(1 / factors)
     for reader in readers:
         shape = reader.weight.shape

@@ -144,7 +144,8 @@ class State:
         """A float layer like the first one."""
         layer = copy.copy(self.layer)
         device = layer.weight.device
-        layer.weight, layer.bias = _tensor(self.weight, device), _tensor(self.bias, device)
+        layer.weight = _tensor(self.weight, device)
+        layer.bias = _tensor(self.bias, device) if self.layer.bias is not None or self.bias.any() else None
         return layer
 
 

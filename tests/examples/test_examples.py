@@ -18,8 +18,15 @@ EXAMPLES = ROOT / "examples"
 
 def run(script: str, **environment: str) -> str:
     """Standard output of ``examples/<script>``, without colours."""
+    return run_with(script, **environment)
+
+
+def run_with(*command: str, **environment: str) -> str:
+    """The same with arguments."""
     env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100", **environment}
-    done = subprocess.run([sys.executable, script], cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, *command], cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -45,6 +52,65 @@ def test_mnist_names_a_folder_without_the_files(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert str(tmp_path) in done.stderr
     assert "t10k-images" in done.stderr
+
+
+def test_cifar_names_a_folder_without_the_files(tmp_path: Path) -> None:
+    env = {**os.environ, "CIFAR_DIR": str(tmp_path), "DEV": "CPU"}
+    done = subprocess.run(
+        [sys.executable, "cifar.py"], cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode != 0
+    assert str(tmp_path) in done.stderr
+    assert "data_batch_1.bin" in done.stderr
+
+
+CNN_ON_MNIST = """
+import sys
+import numpy as np
+import mnist, mlp
+import coral
+from tinygrad import Tensor
+
+Tensor.manual_seed(0)
+data = mnist.as_images(mnist.load())
+model = mnist.Model()
+mlp.train(model, data, steps=150, batch=128, lr=1e-3)
+floats = mlp.logits(model, data.test_x, batch=200)
+quantised, report = coral.quantize(model, data.train_x[:256], report=True)
+print(report)
+codes = mlp.logits(quantised, data.test_x, batch=200, jit=True)
+np.savez(sys.argv[1], floats=floats, codes=codes, labels=data.test_y)
+"""
+
+
+@pytest.mark.skipif(shutil.which("clang") is None, reason="DEV=CPU needs clang: apt-get install clang")
+@pytest.mark.slow
+def test_beautiful_mnist_is_as_good_in_uint8(tmp_path: Path, data: Path) -> None:
+    out = tmp_path / "scores.npz"
+    env = {**os.environ, "DEV": "CPU", "MNIST_DIR": str(data / "mnist"), "NO_COLOR": "1"}
+    command = [sys.executable, "-c", CNN_ON_MNIST, str(out)]
+    done = subprocess.run(command, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=3600)
+    assert done.returncode == 0, done.stderr
+    assert "host" not in done.stdout
+    found = np.load(out)
+    floats, codes = ((found[k].argmax(1) == found["labels"]).mean() for k in ("floats", "codes"))
+    assert len(found["labels"]) == 2000
+    assert floats > 0.96
+    assert codes >= floats - 0.003
+
+
+@pytest.mark.slow
+def test_mnist_trains_once_and_takes_a_smaller_network(tmp_path: Path, data: Path) -> None:
+    env = {"DEV": "CPU", "MNIST_DIR": str(data / "mnist"), "XDG_CACHE_HOME": str(tmp_path)}
+    first = run_with("mnist.py", "--mlp", "--images", "200", **env)
+    again = run_with("mnist.py", "--mlp", "--images", "200", **env)
+    scores = [re.search(r"float ([\d.]+)%, uint8 ([\d.]+)%", out) for out in (first, again)]
+    assert scores[0]
+    assert scores[1]
+    assert scores[0].groups() == scores[1].groups()
+    assert float(scores[0].group(1)) > 90
+    assert "mnist_mlp.safetensors" in again
+    assert "mnist_mlp.safetensors" not in first
 
 
 MLP_ON_MNIST = """
