@@ -58,7 +58,7 @@ def real(t: Tensor) -> np.ndarray:
 
 def linear(n_in: int, n_out: int, seed: int, bias: bool = True) -> nn.Linear:
     layer, rng = nn.Linear(n_in, n_out, bias=bias), np.random.default_rng(seed)
-    layer.weight = Tensor(F(rng.uniform(-1, 1, (n_out, n_in))))
+    layer.weight = Tensor(F(rng.normal(0, 0.5, (n_out, n_in))))
     if bias:
         layer.bias = Tensor(F(rng.normal(0, 0.5, n_out)))
     return layer
@@ -311,8 +311,8 @@ def test_report() -> None:
     l1, l2, l3 = report.layers
     assert [layer.name for layer in report.layers] == ["l1", "l2", "l3"]
     assert l1.reason == "ReLU merged"
-    assert l2.reason == "ReLU merged, takes the codes of l1"
-    assert l3.reason == "takes the codes of l2"
+    assert l2.reason == "ReLU merged, takes the codes of l1, channels balanced"
+    assert l3.reason == "takes the codes of l2, channels balanced"
     y1 = real(model.l1(x))
     assert l1.input_range == (x.numpy().min(), x.numpy().max())
     assert l1.output_range == (0, y1.max())
