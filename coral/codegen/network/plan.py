@@ -24,7 +24,7 @@ from coral.codegen.network.graph import (
     Stage,
     Tensor,
 )
-from coral.codegen.network.rewrite import with_dense_layers, with_padded_input
+from coral.codegen.network.rewrite import with_copies, with_dense_layers, with_padded_input
 from coral.codegen.network.tiling import Grid, Halo, Reach, Split
 
 NARROW_BYTES = 192 * 1024
@@ -56,7 +56,7 @@ class Plan:
 
     def __init__(self, network: Network, grid: Grid, images: int, *, own_input: bool = False) -> None:
         self.own_input = own_input
-        network = with_dense_layers(network, shared=grid.slots == 1 and images == 1)
+        network = with_dense_layers(with_copies(network), shared=grid.slots == 1 and images == 1)
         self.network, self.grid, self.images = with_padded_input(network, always=own_input), grid, images
         self.tensors, self.stages = self.network.tensors, self.network.stages
         self.roots = self._roots()

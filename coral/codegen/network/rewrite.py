@@ -7,7 +7,19 @@ from dataclasses import replace
 import numpy as np
 
 from coral.codegen.machine import GROUP, TILES, WORD_BYTES, ceil_div
-from coral.codegen.network.graph import Conv, Dense, Network, Requantise, Stage, Window
+from coral.codegen.network.graph import (
+    Add,
+    Concatenate,
+    Conv,
+    Dense,
+    MaxPool,
+    Multiply,
+    Network,
+    Requantise,
+    Slice,
+    Stage,
+    Window,
+)
 
 DENSE_ROWS = 1024
 """Wide rows that a dense layer may take on every tile; longer ones are broadcast."""
@@ -45,6 +57,41 @@ def with_dense_layers(network: Network, *, shared: bool) -> Network:
                 s = Conv(s.inputs, s.output, s.clamps, weights, s.bias, s.w_zp, s.mult, window)
         stages.append(s)
     return replace(network, stages=tuple(stages))
+
+
+def with_copies(network: Network) -> Network:
+    """Exact copies where a tensor cannot lie in two places at once: the input as an operand or part, parts of several
+    concatenations, what padded maximum pools and other padded windows read.
+    """
+    tensors, stages, parts = dict(network.tensors), [], set()
+    slices = {s.output for s in network.stages if isinstance(s, Slice)}
+
+    def leaves(s: Stage, name: str) -> bool:
+        x, y = network.tensors[name], network.tensors[s.output]
+        sizes = zip((x.y, x.x), (y.y, y.x), s.window.stride, s.window.extent, s.window.pad, strict=True)
+        return any(pad > 0 or (out - 1) * step + extent - pad > size for size, out, step, extent, pad in sizes)
+
+    def must_copy(s: Stage, name: str) -> bool:
+        if isinstance(s, Add | Multiply):
+            return name == network.input
+        if isinstance(s, Concatenate):
+            return name == network.input or name in parts or name in slices
+        others = [r for r in network.readers(name) if isinstance(r, Conv) and not isinstance(r, Dense)]
+        return isinstance(s, MaxPool) and leaves(s, name) and any(leaves(r, name) for r in others)
+
+    for s in network.stages:
+        inputs = list(s.inputs)
+        for k, name in enumerate(inputs):
+            if must_copy(s, name):
+                x = network.tensors[name]
+                inputs[k] = f"{name}:copy{len(tensors)}"
+                tensors[inputs[k]] = replace(x, name=inputs[k])
+                limits = (float(-x.zero_point), float(255 - x.zero_point))
+                stages.append(Requantise((name,), inputs[k], limits))
+            if isinstance(s, Concatenate):
+                parts.add(inputs[k])
+        stages.append(replace(s, inputs=tuple(inputs)))
+    return replace(network, tensors=tensors, stages=tuple(stages))
 
 
 def with_padded_input(network: Network, *, always: bool) -> Network:

@@ -161,6 +161,8 @@ class Maker:
     def concatenate(self, parts: list[str]) -> str:
         first = self.tensors[parts[0]]
         for part in parts[1:]:
+            if self.tensors[part].zero_point == first.zero_point:
+                continue
             self.tensors[part] = replace(self.tensors[part], zero_point=first.zero_point)
             index = next(i for i, s in enumerate(self.stages) if s.output == part)
             self.stages[index] = replace(self.stages[index], clamps=self.clamps(part))

@@ -146,6 +146,23 @@ def test_limits_are_named_before_anything_is_built(make, message):
         make()
 
 
+@pytest.mark.parametrize(("c", "grid"), [(8, nw.Grid(4, 4)), (3, nw.Grid(4, 4)), (8, nw.Grid(1, 1))])
+def test_tensors_needed_in_two_places_are_copied(c, grid):
+    """The input as an operand and as a part, a part of two concatenations, padded maximum pools beside convolutions."""
+    m = Maker(12, 9, 9, c)
+    a = m.layer(nw.Conv, c, (3, 3))
+    added = m.add("x", a)
+    m.tensors[added] = replace(m.tensors[added], zero_point=m.tensors["x"].zero_point)
+    m.stages[-1] = replace(m.stages[-1], clamps=m.clamps(added))
+    outputs = [added]
+    if c % 4 == 0:
+        outputs += [m.concatenate([added, "x"]) for _ in range(2)]
+    m.last = added
+    outputs += [m.pool(nw.MaxPool, (3, 3), (1, 1), "same")]
+    outputs += [m.layer(nw.Conv, 5, (3, 3), source=added)]
+    check(nw.NetworkProgram(m.network(*outputs), grid=grid), m.images(1), seed=6)
+
+
 def test_stages_that_cannot_share_memory_are_named():
     m = Maker(9, 8, 8, 4)
     a, b = m.layer(nw.Conv, 6), m.layer(nw.Conv, 4)
