@@ -134,23 +134,29 @@ def _arrivals(model: Model, clock_hz: float) -> tuple[list[tuple[str, str, float
 
 
 class TimedCore(ScalarCore):
-    """A scalar core that takes one cycle per instruction word or bundle."""
+    """A scalar core that takes one cycle per instruction word or bundle. What else weighs in the budget of a program
+    (steps and turns of units) takes none of its time."""
 
-    __slots__ = ("dispatching",)
+    __slots__ = ("stepping",)
     machine: TimedMachine
+
+    def step(self) -> bool:
+        self.stepping = True
+        went_on = super().step()
+        self.stepping = False
+        return went_on
 
     def spend(self, bundles: int) -> None:
         super().spend(bundles)
         machine = self.machine
-        if not getattr(self, "dispatching", False):
+        if getattr(self, "stepping", False):
             start, machine.core_time = machine.core_time, machine.core_time + bundles
             machine.core_works(f"bundles at word {self.pc}", start, bundles)
 
     def dispatch(self, plan: Any, i: Any) -> None:
         self.machine.core_time += i.words - 1
-        self.dispatching = True
+        self.stepping = False
         super().dispatch(plan, i)
-        self.dispatching = False
 
 
 class TimedQueue(Queue):
