@@ -55,7 +55,7 @@ def test_twenty_orders_of_units(corpus: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_an_order_of_units_in_big_models(corpus: Path, name: str) -> None:
-    """One seed here; all twenty were run once (docs/run.md, section Proof)."""
+    """One seed here; more were run by hand (docs/run.md, section Proof)."""
     assert verify_pair(*pair(corpus, name), n=1, orders=1).ok
 
 
