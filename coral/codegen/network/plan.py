@@ -424,12 +424,12 @@ BLOB_ROWS = 1300
 
 
 def step_cost(columns: int) -> float:
-    """Predicted cycles of a step that computes some columns: the older compiler's estimate, which costs ever more than
-    8 columns, and a little per step, in case that the hardware takes one cycle for any width (docs/network.md, Cost).
+    """Predicted cycles of a step that computes some columns: the older compiler's estimate, and a little per step, so
+    that fewer steps win where it sees no difference (docs/network.md, Cost).
     """
     if columns == 0:
         return 0.0
-    return 0.25 + (0.45 if columns <= 8 else 0.79 * columns / 16)
+    return 0.05 + (0.45 if columns <= 8 else 0.79 * columns / 16)
 
 
 def depthwise_window(block: tuple[int, int], stage: Stage) -> tuple[int, int]:

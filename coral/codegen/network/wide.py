@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from coral.codegen.errors import ShapeError
-from coral.codegen.machine import ALL_TILES, GROUP, ROW_BYTES, TILES, WIDE_ROWS, WORD_BYTES, ceil_div
+from coral.codegen.machine import ALL_TILES, GROUP, ROW_BYTES, TILES, WIDE_ROWS, WORD_BYTES, ceil_div, round_up
 from coral.codegen.network.graph import Add, AveragePool, Conv, Multiply, Requantise
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import Level, Product, product_of
@@ -51,13 +51,13 @@ class Fifo:
 
     @property
     def row(self) -> int:
-        """First row of the weights."""
-        return WIDE_ROWS - self.slots * self.fill
+        """First row of the weights; FIFOs begin at even rows, others hang a stick."""
+        return WIDE_ROWS - round_up(self.slots * self.fill, 2)
 
     @property
     def header_row(self) -> int:
         """First header row."""
-        return self.row - self.slots * self.header
+        return self.row - round_up(self.slots * self.header, 2)
 
     @property
     def sums_row(self) -> int:
@@ -173,7 +173,7 @@ class Wide:
             if limit >= 1:
                 inner, outer = p.chunked(limit)
                 return Fifo(inner, outer, 2, p.header, sums)
-            if p.steps + p.header <= room:
+            if round_up(p.steps, 2) + 2 <= room:
                 return Fifo(p.reduce, (), 1, p.header, 0)
         raise ShapeError(
             f"layer {name!r}: {p.steps} weight rows per group and {p.count} partial sums do not fit the "

@@ -189,3 +189,15 @@ def test_the_kind_of_input_is_chosen_by_size():
     m = Maker(2, 64, 64, 32)
     m.layer(nw.Conv, 8, (3, 3))
     assert not nw.NetworkProgram(m.network()).plan.own_input
+
+
+def test_a_single_group_where_nothing_else_fits():
+    """Rows above the parameters: enough for one group, but neither for two nor for the sums of 576 positions."""
+    m = Maker(13, 26, 26, 140)
+    m.layer(nw.Conv, 70, (3, 3), pad="valid")
+    rows = 2080 - 320 - 159
+    p = nw.NetworkProgram(m.network(), grid=nw.Grid(1, 1), base_rows=(rows - 159,) * 16, piece_rows=159)
+    fifo = p.wide.fifos[m.last]
+    assert (fifo.slots, fifo.fills, fifo.sums) == (1, 1, 0)
+    assert fifo.row % 2 == fifo.header_row % 2 == 0
+    check(p, m.images(1))
