@@ -73,7 +73,10 @@ def exported(number: int, folder: Path) -> tuple[Path, np.ndarray, np.ndarray, i
     return path, given.astype(first.dtype), codes[1].astype(last.dtype), offset
 
 
-@pytest.mark.parametrize("number", range(len(MODELS)))
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3, 4])
 def test_the_judge_computes_the_same_bytes(number: int, tmp_path: Path) -> None:
     path, x, y, _ = exported(number, tmp_path)
     (got,) = evaluate(path, {"input": x}).values()

@@ -149,9 +149,15 @@ def test_batch_norms_that_cannot_be_folded() -> None:
     [
         (lambda: [conv(2, 3, 3), Tensor.max_pool2d, norm(3)], "into 0 through max pool"),
         (lambda: [conv(2, 3, 3), Tensor.relu, Tensor.max_pool2d, norm(3), conv(3, 2, 2)], "into 0 behind ReLU through"),
-        (lambda: [conv(2, 3, 3), norm(3, positive=False), conv(3, 2, 2)], "into 0"),
-        (lambda: [conv(2, 3, 3), Tensor.max_pool2d, norm(3, positive=False)], "a scale is not positive"),
-        (lambda: [conv(2, 3, 3), Tensor.relu, norm(3)], "no layer behind it takes its shift"),
+        pytest.param(lambda: [conv(2, 3, 3), norm(3, positive=False), conv(3, 2, 2)], "into 0", marks=pytest.mark.slow),
+        pytest.param(
+            lambda: [conv(2, 3, 3), Tensor.max_pool2d, norm(3, positive=False)],
+            "a scale is not positive",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda: [conv(2, 3, 3), Tensor.relu, norm(3)], "no layer behind it takes its shift", marks=pytest.mark.slow
+        ),
         (
             lambda: [conv(2, 3, 3), Tensor.relu, norm(3), Tensor.relu, conv(3, 2, 2)],
             "2 takes its shift in a way|4 takes",
@@ -204,9 +210,16 @@ def test_weights_per_channel_where_they_win() -> None:
     assert report.error.rms > 0.1 * report.error.signal_rms
 
 
-@pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize(
-    "options", [{}, {"padding": 1, "stride": 2}, {"groups": 4, "padding": (0, 1)}, {"dilation": 2}, {"bias": False}]
+    ("options", "per_channel"),
+    [
+        ({"padding": 1, "stride": 2}, True),
+        ({"groups": 4, "padding": (0, 1)}, False),
+        pytest.param({}, False, marks=pytest.mark.slow),
+        pytest.param({"groups": 4, "padding": (0, 1)}, True, marks=pytest.mark.slow),
+        pytest.param({"dilation": 2}, False, marks=pytest.mark.slow),
+        pytest.param({"bias": False}, True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_convolution_equals_its_reference_on_every_device(options: dict[str, Any], per_channel: bool) -> None:
     layer, x = conv(4, 8, 3, **options), inputs(3, 4, 7, 8)
