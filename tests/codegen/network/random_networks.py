@@ -7,6 +7,8 @@ import numpy as np
 from codegen.network.harness import Maker
 from coral.codegen import network as nw
 
+LARGEST = 600_000
+"""Elements of a tensor: more do not fit sixteen narrow memories together with a result."""
 GRIDS = [nw.Grid(r, c) for r in (1, 2, 4) for c in (1, 2, 4)]
 
 
@@ -29,7 +31,7 @@ def draw(seed: int, budget: float = 3e6) -> tuple[Maker, nw.Grid, int]:
         kind(maker, rng)
         work = sum(cost(maker, stage) for stage in maker.stages)
         batch = int(rng.choice([1, 1, 2, 3, grid.slots, grid.slots + 1]))
-        if work * batch <= budget:
+        if work * batch <= budget and max(t.y * t.x * (t.c + 3) for t in maker.tensors.values()) <= LARGEST:
             return maker, grid, batch
 
 
