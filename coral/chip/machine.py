@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from coral import isa
 from coral.chip.blas import one_thread
-from coral.chip.errors import Hazard
+from coral.chip.errors import Hazard, RuleViolation
 from coral.chip.layout import (
     DYNAMIC0,
     LEVEL_FIXED,
@@ -247,6 +247,8 @@ class Job:
         return rng.choice((limit, rng.randint(position + 1, limit)))
 
 
+MAX_QUEUED_PACKETS = 1 << 16
+"""Ring packets that may wait for one consumer; a tile's wide memory holds 2,080."""
 TURN_BUNDLES = 4
 """What a turn of a unit weighs, in bundles of the program's budget: slices of single steps cost time, not steps."""
 
@@ -374,15 +376,18 @@ class Machine:
                 del waiting[unit]
                 self.wake(unit)
 
-    def send(self, dest_mask: int, consumer: int, packets: Ids) -> None:
+    def send(self, dest_mask: int, consumer: int, packets: Ids, where: str) -> None:
         """Put packets into the input queues of tiles and, with bit 16, of the scalar core."""
-        for tile in range(TILES):
-            if dest_mask >> tile & 1:
-                self.ring[tile, consumer].put(packets)
-                self.wake(self.unit(tile, f"ring_consumer{consumer}"))
-        if dest_mask >> SCALAR_NODE & 1:
-            self.ring[SCALAR_NODE, 0].put(packets)
-            self.wake(self.unit(SCALAR_NODE, "outfeed"))
+        for node in range(TILES + 1):
+            if dest_mask >> node & 1:
+                queue = self.ring[node, 0 if node == SCALAR_NODE else consumer]
+                queue.put(packets)
+                if queue.size > MAX_QUEUED_PACKETS:
+                    who = "the scalar core" if node == SCALAR_NODE else f"consumer {consumer} of tile {node}"
+                    raise RuleViolation(
+                        f"{where}: {queue.size} ring packets wait for {who}, the limit is {MAX_QUEUED_PACKETS}"
+                    )
+                self.wake(self.unit(node, "outfeed" if node == SCALAR_NODE else f"ring_consumer{consumer}"))
 
     def write_rows(self, job: Job, rows: NDArray[Any], data: Ids, fifo: bool, stay: bool = False) -> None:
         """Store packets in wide memory; Hazard if a row of a FIFO is overwritten that nobody has read yet."""

@@ -44,6 +44,10 @@ def announce(machine: Machine, to_consumer1: int, amount: int) -> None:
     machine.bump(SCALAR_NODE, scalar_counter, amount)
 
 
+SENT_AT_ONCE = 1 << 12
+"""Rows that one array operation copies at most."""
+
+
 class RingSendJob(Job):
     """Reads rows of wide memory and sends each as a packet."""
 
@@ -59,10 +63,10 @@ class RingSendJob(Job):
             limit = min(self.limit(plan.gates, start), plan.nest.steps)
             if limit == start:
                 return BLOCKED
-            end = self.trim(start, limit)
+            end = self.trim(start, min(limit, start + SENT_AT_ONCE))
             rows = self.rows[start:end]
             memory.unread[self.place, rows] = False
-            machine.send(plan.dest_mask, plan.to_consumer1, memory.wide[self.place, rows])
+            machine.send(plan.dest_mask, plan.to_consumer1, memory.wide[self.place, rows], self.where)
             self.position = end
             machine.bump(self.place, COUNTER.RING_WRITE, done(plan.read, start, end))
             announce(machine, plan.to_consumer1, done(plan.sent, start, end))
@@ -75,6 +79,7 @@ class RingSend(Plan):
     """Plan of 0x10."""
 
     job_class = RingSendJob
+    words = ROW_WORDS
 
     def __init__(self, instruction: Any, word: int) -> None:
         super().__init__(instruction, word)

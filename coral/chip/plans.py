@@ -19,6 +19,8 @@ class Plan:
     unit: str
     cycles: float = 0
     steps: int = 1
+    words: int = 1
+    """Words that a step moves, as far as a program's budget is concerned."""
 
     def __init__(self, instruction: Any, word: int) -> None:
         self.instruction, self.word = instruction, word

@@ -333,7 +333,7 @@ class ScalarCore(Unit):
             machine.busy[tile] += plan.cycles
             machine.dispatched(job)
             machine.dispatchers[tile].accept(job)
-        self.spend(plan.steps * mask.bit_count() // STEPS_PER_BUNDLE)
+        self.spend(plan.steps * plan.words * mask.bit_count() // STEPS_PER_BUNDLE)
 
     def fence(self, i: Any) -> bool:
         """Tokens, then counters, then idle units; ``state`` says how far this fence has come."""

@@ -217,7 +217,7 @@ class InfeedJob(Job):
         if plan.stream == PARAMETERS and size < ROW_BYTES:
             self.machine.small.update(packets[:, 0].tolist())
         if count:
-            self.machine.send(plan.dest_mask, 0, packets)
+            self.machine.send(plan.dest_mask, 0, packets, self.where)
 
 
 class Infeed(Plan):

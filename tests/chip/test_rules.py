@@ -157,6 +157,10 @@ WRONG: dict[str, tuple[list[isa.Instruction], type[ChipError], str]] = {
     "leftover ring packet": (
         [isa.RingSend(tile_mask=1, src=Walk(0), dest_mask=2)], RuleViolation, "1 ring packets for consumer 0 of tile 1"
     ),
+    "more ring packets than anything can hold": (
+        [*identity(1, row=0), isa.RingSend(tile_mask=1, src=Walk(0, [0, 0], [300, 300]), dest_mask=6)],
+        RuleViolation, "ring_send at word .* wait for consumer 0 of tile 1, the limit is 65536",
+    ),
     "leftover mesh words": (
         [fill(1, 0, 1, 2), *fence(), isa.MeshSouth(tile_mask=1, src=Walk(0, [1], [2]))],
         RuleViolation, "2 words for mesh_south of tile 4",
@@ -188,7 +192,7 @@ WRONG: dict[str, tuple[list[isa.Instruction], type[ChipError], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_program_is_named(name: str) -> None:
     instructions, error, message = WRONG[name]
-    chip = Chip(budget=10_000)
+    chip = Chip(budget=100_000 if name.startswith("more ring") else 10_000)
     chip.feed(0, program(*instructions))
     with pytest.raises(error) as caught:
         chip.run()
