@@ -31,8 +31,15 @@ def draw(seed: int, budget: float = 3e6) -> tuple[Maker, nw.Grid, int]:
         kind(maker, rng)
         work = sum(cost(maker, stage) for stage in maker.stages)
         batch = int(rng.choice([1, 1, 2, 3, grid.slots, grid.slots + 1]))
-        if work * batch <= budget and max(t.y * t.x * (t.c + 3) for t in maker.tensors.values()) <= LARGEST:
+        if work * batch <= budget and fits(maker):
             return maker, grid, batch
+
+
+def fits(maker: Maker) -> bool:
+    """Whether no tensor is too large for sixteen narrow memories, and no window for one."""
+    tensors, windows = maker.tensors, [(maker.tensors[s.inputs[0]], s) for s in maker.stages]
+    whole = [(x.y * x.x if isinstance(s, nw.Dense) else np.prod(s.window.extent)) * (x.c + 3) for x, s in windows]
+    return max(t.y * t.x * (t.c + 3) for t in tensors.values()) <= LARGEST and max(whole) <= LARGEST // 5
 
 
 def cost(maker: Maker, stage: nw.Stage) -> float:
