@@ -130,7 +130,7 @@ def main() -> None:
         trained(model, "cifar", lambda: train(model, data, chosen.steps, chosen.batch), again=again)
     count = chosen.images or (4 if simulated() else len(data.test_x))
     data = Split(data.train_x, data.train_y, data.test_x[:count], data.test_y[:count])
-    show(model, data, batch=min(count, 32), jit=True, sample=128)
+    show(model, data, batch=min(count, 32), jit=True, sample=64)
 
 
 if __name__ == "__main__":

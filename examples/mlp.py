@@ -138,7 +138,8 @@ def show(
     predicted time; ``picture``: the width of square grey images, which are drawn.
     """
     floats = logits(model, data.test_x, batch=batch)
-    quantised, report = coral.quantize(model, data.train_x[:sample], report=True)
+    with console.status("quantising"):
+        quantised, report = coral.quantize(model, data.train_x[:sample], report=True)
     console.print(str(report), highlight=False, soft_wrap=True)
     on_chip = Device.DEFAULT.startswith("CORAL")
     if on_chip:
