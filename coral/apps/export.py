@@ -77,7 +77,8 @@ def export_tflite(qmodel: Any, path: str | Path, *, batch: int = 1) -> Path:
 
     :param batch: images the file computes at once
     :return: ``path``
-    :raises ExportError: a part of the model is float, mixes weights per tensor and per channel, or has no TFLite form
+    :raises ExportError: a part of the model is float, mixes weights per tensor and per channel, or has no TFLite form,
+        the file cannot be written
     """
     layers = [layer for layer in ModelGraph(qmodel).layers.values() if isinstance(layer, QLayer)]
     if not layers or len(layers[0].model_inputs) != 1:
@@ -96,8 +97,11 @@ def export_tflite(qmodel: Any, path: str | Path, *, batch: int = 1) -> Path:
     if len(kinds) > 1:
         raise ExportError("some layers have weights per channel: quantize with per_channel=True or per_channel=False")
     writer = _Writer(x.uop, {step.result: step for step in steps}, signed=kinds == {True})
-    path = Path(path)
-    path.write_bytes(writer.file(writer.emit(reading.base[0])))
+    path, data = Path(path), writer.file(writer.emit(reading.base[0]))
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise ExportError(f"cannot write {path}: {error.strerror}") from None
     return path
 
 

@@ -114,3 +114,8 @@ def test_what_has_no_form_is_named(model: Callable[[], Any], message: str, tmp_p
     with pytest.raises(ExportError, match=message):
         coral.export_tflite(model(), tmp_path / "model.tflite")
     assert not (tmp_path / "model.tflite").exists()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"cannot write .*absent"):
+        coral.export_tflite(quantised([nn.Linear(3, 2)], 3), tmp_path / "absent" / "model.tflite")
