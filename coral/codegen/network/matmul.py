@@ -5,16 +5,16 @@ Source: docs/network.md, section Matrix products.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 
 from coral.codegen.errors import CodegenError, ShapeError
 from coral.codegen.fc import FcQuant
 from coral.codegen.machine import GROUP, TILES, WORD_BYTES, ceil_div, round_up
 from coral.codegen.network.graph import Conv, Network, Tensor
+from coral.codegen.network.plan import Plan
 from coral.codegen.network.program import MAX_BATCH, NetworkProgram
 from coral.codegen.network.tiling import Grid
+from coral.codegen.network.wide import Wide
 from coral.package.program import Program
 from coral.package.tensors import unpack_output
 
@@ -46,9 +46,18 @@ class Matmul:
                 f"matrix product {m} x {n} x {k}: {total} parameter rows need {self.tiles} tiles from row "
                 f"{parameter_row}, there are {TILES - tile_shift} from tile {tile_shift} on"
             )
-        self._program = self._network(np.full((n, k), quant.w_zp, np.uint8), None)
+        mine = range(tile_shift, tile_shift + self.tiles)
+        self._rows = tuple(parameter_row if t in mine else None for t in range(TILES))
+        self._program = NetworkProgram(
+            self._network(np.full((n, k), quant.w_zp, np.uint8), None),
+            batch=m,
+            grid=Grid(1, 1),
+            base_rows=self._rows,
+            top=TOP_ROW,
+            piece_rows=self.rows_per_tile,
+        )
 
-    def _network(self, weights: np.ndarray, bias: np.ndarray | None) -> NetworkProgram:
+    def _network(self, weights: np.ndarray, bias: np.ndarray | None) -> Network:
         q, k = self.quant, round_up(self.k, WORD_BYTES)
         padded = np.full((self.n, 1, 1, k), q.w_zp, np.uint8)
         padded[:, 0, 0, : self.k] = weights
@@ -57,12 +66,7 @@ class Matmul:
             INPUT: Tensor(INPUT, 1, 1, k, q.in_zp, q.in_scale),
             OUTPUT: Tensor(OUTPUT, 1, 1, self.n, q.out_zp, q.out_scale),
         }
-        network = Network(f"matmul_{self.m}x{self.n}x{self.k}", tensors, INPUT, (layer,), (OUTPUT,))
-        mine = range(self.tile_shift, self.tile_shift + self.tiles)
-        rows = tuple(self.parameter_row if t in mine else None for t in range(TILES))
-        return NetworkProgram(
-            network, batch=self.m, grid=Grid(1, 1), base_rows=rows, top=TOP_ROW, piece_rows=self.rows_per_tile
-        )
+        return Network(f"matmul_{self.m}x{self.n}x{self.k}", tensors, INPUT, (layer,), (OUTPUT,))
 
     @property
     def floor_rows(self) -> int:
@@ -79,7 +83,7 @@ class Matmul:
         """Size of the output DMA."""
         return self.execution.outputs[0].size_bytes
 
-    @cached_property
+    @property
     def execution(self) -> Program:
         """Program that computes M rows, from layer ``x`` to layer ``y``."""
         return self._program.execution
@@ -91,7 +95,8 @@ class Matmul:
         """
         if weights.shape != (self.n, self.k) or weights.dtype != np.uint8:
             raise ShapeError(f"weights are {weights.dtype} {weights.shape}, needed are uint8 {(self.n, self.k)}")
-        return self._network(weights, bias).parameters
+        plan = Plan(self._network(weights, bias), Grid(1, 1), self._program.plan.images)
+        return Wide(plan, self._rows, TOP_ROW, self.rows_per_tile).blob
 
     def caching(self, blob: bytes) -> Program:
         """Program that loads ``blob`` (from ``blob``) into the tiles."""

@@ -64,14 +64,15 @@ class NetworkProgram:
             raise ShapeError(f"network {network.name!r}: batch {batch}, allowed are 1..{MAX_BATCH}")
         self.network, self.batch = network, batch
         plans = candidates(network, batch) if grid is None else [fitting(network, grid, batch, own_input=own_input)]
-        self.plan, self.wide = self._first_that_fits(plans, base_rows, top, piece_rows)
+        self.plan, self.wide, self.execution = self._first_that_fits(plans, base_rows, top, piece_rows)
+        """``execution``: the program that runs the network once, on ``batch`` images."""
 
-    @staticmethod
-    def _first_that_fits(plans: list[Plan], *places: Any) -> tuple[Plan, Wide]:
+    def _first_that_fits(self, plans: list[Plan], *places: Any) -> tuple[Plan, Wide, Program]:
         problem: ShapeError | None = None
         for plan in plans:
             try:
-                return plan, Wide(plan, *places)
+                self.plan, self.wide = plan, Wide(plan, *places)
+                return self.plan, self.wide, self._build()
             except ShapeError as error:
                 problem = problem or error
         assert problem is not None
@@ -140,9 +141,7 @@ class NetworkProgram:
         b.epilogue()
         return b.finish()
 
-    @cached_property
-    def execution(self) -> Program:
-        """Program that runs the network once, on ``batch`` images."""
+    def _build(self) -> Program:
         plan, names, passes = self.plan, self.plan.network.outputs, self.passes
         x = replace(input_layer(plan, self.images), executions=passes)
         outputs = tuple(replace(output_layer(plan, name, self.images), executions=passes) for name in names)
