@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+MINUTES ?= 600
+SLOW ?= tests
 
 .PHONY: demo test slow lint docs size system clean
 
@@ -13,7 +15,7 @@ test: system $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS)
 
 slow: system $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(JOBS) -m slow
+	$(BIN)/python -m pytest -n $(JOBS) -m slow --minutes $(MINUTES) $(SLOW)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

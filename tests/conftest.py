@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from pathlib import Path
 
@@ -36,3 +37,16 @@ def corpus() -> Path:
 def data() -> Path:
     """Folder with MNIST images, story checkpoints and the stick's firmware."""
     return shared("data")
+
+
+STARTED = time.monotonic()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--minutes", type=float, help="skip, loudly, what has not begun after that many minutes")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    minutes = item.config.getoption("--minutes")
+    if minutes is not None and time.monotonic() - STARTED > 60 * minutes:
+        pytest.skip(f"NOT RUN: the time budget of {minutes:g} minutes is used up")
