@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from apps.conftest import Command, OnBus
-from coral import isa, numerics
+from coral import devices, isa, numerics
 from coral.apps import probes, selftest
 from coral.apps.probes import Finding, Step, all_steps
 from coral.apps.probes.bench import REGISTERS, Bench
@@ -26,7 +26,8 @@ ASSUMPTIONS = Path(__file__).resolve().parents[2] / "docs" / "ASSUMPTIONS.md"
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
-    """The simulated stick, for all steps in turn."""
+    """The simulated stick, for all steps in turn; whatever tests before left open is closed."""
+    devices.close_all()
     bench = Bench("sim")
     yield bench
     bench.close()
