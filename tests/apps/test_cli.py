@@ -5,40 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
+from apps.conftest import Command as Coral
 from coral import __version__, isa
-from coral.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Result(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Coral = Callable[..., Result]
-
-
 @pytest.fixture
-def coral(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Coral:
+def coral(run: Coral) -> Coral:
     """Runs ``coral ARGUMENTS`` in this process."""
-
-    def run(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["coral", *map(str, arguments)])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-        return Result(int(code or 0) if isinstance(code, int | None) else 1, *capsys.readouterr())
-
     return run
 
 
