@@ -73,7 +73,7 @@ def trained(model: Any, name: str, training: Callable[[], None], *, again: bool)
     file = folder / f"{name}.safetensors"
     if file.is_file() and not again:
         nn.state.load_state_dict(model, nn.state.safe_load(file), verbose=False)
-        console.print(f"weights from {file}; `train` trains again", highlight=False)
+        console.print(f"weights from {file}; `train` trains again", highlight=False, soft_wrap=True)
         return
     training()
     folder.mkdir(parents=True, exist_ok=True)
