@@ -1,0 +1,1 @@
+"""Language models of the llama2.c kind: checkpoints, float model, quantisation. Source: docs/transformer.md."""
