@@ -82,6 +82,7 @@ RING_SCALAR_COUNTERS = sum(
 )
 FIRST_OFFSET = 20
 """First of the scalar registers that hold how far a program of several passes is in its tensors."""
+SCALAR_REGISTERS = 32
 RESTART = 1 << 13
 """Counts from which a barrier sets all counters to zero: thresholds are 16 bits wide and signed."""
 ALL_SCALAR_COUNTERS = (1 << len(ScalarCounter)) - 1
@@ -307,11 +308,14 @@ class Builder:
         self._start_address(0)
         self._issue(length_bytes, Tag.PARAMETERS)
 
-    def input_address(self, name: str, credit: int = INPUT_CREDIT) -> None:
-        """Address of input ``name`` and fresh credit for its pop; the pop itself follows, then ``input_dma``."""
+    def input_address(self, name: str, index: int = 0, credit: int = INPUT_CREDIT) -> None:
+        """Address of input ``name``, tensor ``index`` of ``begin_passes``, and fresh credit for its pop.
+
+        The pop itself follows, then ``input_dma``.
+        """
         high = self.style.host_register
         self._load_address(high, high + 1, Base.INPUT, name, high_first=True)
-        self._advance(0)
+        self._advance(index)
         self.scalar_fence(ctr_mask=1 << ScalarCounter.AVDATA_INFEED, ctr_value=credit)
         self.scalar_fence(ctr_mask=1 << ScalarCounter.AVDATA_POP)
 
@@ -325,7 +329,15 @@ class Builder:
             self.scalar(AluOp.ADD, low, low, FIRST_OFFSET + tensor, register=True)
 
     def begin_passes(self, sizes_bytes: list[int]) -> None:
-        """What follows, up to ``end_pass``, runs several times; ``sizes_bytes``: of the input and the outputs."""
+        """What follows, up to ``end_pass``, runs several times; ``sizes_bytes``: of the inputs, then of the outputs.
+
+        CodegenError: more tensors than registers.
+        """
+        if FIRST_OFFSET + len(sizes_bytes) > SCALAR_REGISTERS:
+            raise CodegenError(
+                f"a program of several passes with {len(sizes_bytes)} tensors, there are registers for "
+                f"{SCALAR_REGISTERS - FIRST_OFFSET}"
+            )
         self._passes, self._top = sizes_bytes, self._word
         for tensor in range(len(sizes_bytes)):
             self.scalar(AluOp.MOV, FIRST_OFFSET + tensor)
@@ -344,11 +356,11 @@ class Builder:
         self._start_address(self.style.host_register)
         self._issue(length_bytes, Tag.INPUT)
 
-    def output_address(self, name: str, index: int = 0) -> None:
-        """Address of output ``name``, the ``index``-th; tiles may write their results before ``output_dma``."""
+    def output_address(self, name: str, index: int = 1) -> None:
+        """Address of output ``name``, tensor ``index`` of ``begin_passes``; tiles may write before ``output_dma``."""
         high = self.style.host_register
         self._load_address(high, high + 1, Base.OUTPUT, name, high_first=True)
-        self._advance(1 + index)
+        self._advance(index)
         self._start_address(high)
 
     def output_dma(self, length_bytes: int) -> None:

@@ -45,4 +45,4 @@ def random_convolution(
     corners = [(y * stride, x * stride) for y in range(out) for x in range(out)]
     rows = np.stack([padded[y : y + kernel, x : x + kernel].reshape(-1) for y, x in corners])
     expected = numerics.fully_connected(rows, w.reshape(n, -1), bias, in_zp, w_zp, mult, *limits, out_zp)
-    return NetworkProgram(Network("conv", tensors, "x", (stage,), ("y",))), image, expected
+    return NetworkProgram(Network("conv", tensors, ("x",), (stage,), ("y",))), image, expected

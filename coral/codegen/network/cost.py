@@ -5,7 +5,8 @@ from __future__ import annotations
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import GROUP, WORD_BYTES, ceil_div
 from coral.codegen.network.graph import Add, Concatenate, Conv, Dense, Depthwise, MaxPool, Network, Slice, Stage
-from coral.codegen.network.plan import Plan, depthwise_steps, step_cost
+from coral.codegen.network.plan import Plan
+from coral.codegen.network.steps import depthwise_steps, step_cost
 from coral.codegen.network.tiling import SIDES, Grid
 
 STAGE_CYCLES = 400

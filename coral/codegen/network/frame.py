@@ -1,4 +1,4 @@
-"""A network's input from the host and its outputs to it. Source: docs/network.md, sections Input, Output."""
+"""A network's inputs from the host and its outputs to it. Source: docs/network.md, sections Input, Output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from coral import isa
 from coral.codegen import blocks
-from coral.codegen.builder import INPUT_CREDIT, N2W_UNIT, Builder
+from coral.codegen.builder import ALL_SCALAR_UNITS, INPUT_CREDIT, N2W_UNIT, Builder
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import (
     ALL_TILES,
@@ -27,10 +27,10 @@ from coral.isa import ScalarCounter, TileCounter, Wait, Walk
 from coral.package.program import Layer, Layout
 
 
-def input_layer(plan: Plan, batch: int) -> Layer:
-    """The input as the host sends it: images one behind the other, padded to whole slots."""
-    t = plan.tensors[plan.network.input]
-    rows, columns = plan.host_size
+def input_layer(plan: Plan, name: str, batch: int) -> Layer:
+    """An input as the host sends it: images one behind the other, padded to whole slots."""
+    t = plan.tensors[name]
+    rows, columns = plan.host_size(name)
     size = round_up(rows * columns * t.c * images_in(plan), INPUT_UNIT_BYTES)
     return Layer(t.name, size, batch * rows, columns, t.c, t.zero_point, t.scale)
 
@@ -56,15 +56,14 @@ class Band:
         return first, ceil_div(self.offset + self.size, INPUT_UNIT_BYTES) - first
 
 
-def bands(plan: Plan) -> list[Band]:
-    """What every row of tiles takes of the input."""
-    name = plan.network.input
+def bands(plan: Plan, name: str) -> list[Band]:
+    """What every row of tiles takes of an input."""
     t, block = plan.tensors[name], plan.blocks[name]
-    if plan.vector_input:
+    if plan.vector_input(name):
         size = round_up(t.size, WORD_BYTES)
         target = Walk(plan.own(name) // WORD_BYTES, (1,), (size // WORD_BYTES,))
         return [Band(ALL_TILES, 0, size, ((ALL_TILES, target),))]
-    height, width = plan.host_size
+    height, width = plan.host_size(name)
     row_bytes, found = width * t.c, []
     rows, whole = plan.halos[name][0], plan.grid.rows == 1
     for slot in range(plan.grid.slots):
@@ -82,7 +81,7 @@ def bands(plan: Plan) -> list[Band]:
                     rest = [(block.row // WORD_BYTES, y1 - y0), (block.image // WORD_BYTES, count)]
                     x = plan.splits[name][1].start(c) if plan.own_input else 0
                     address = plan.at(name, (r, c), y0, x) + first * block.image
-                    levels = merge([*_row_levels(plan, c), *rest])
+                    levels = merge([*_row_levels(plan, name, c), *rest])
                     walk = Walk(address // WORD_BYTES, tuple(s for s, _ in levels), tuple(n for _, n in levels))
                     targets.append((1 << plan.grid.tile(slot, r, c), walk))
                 tiles = sum(mask for mask, _ in targets)
@@ -90,14 +89,13 @@ def bands(plan: Plan) -> list[Band]:
     return found
 
 
-def _row_levels(plan: Plan, column: int) -> list[tuple[int, int]]:
-    """Where the words of one row of the host's input go on the tiles of a column.
+def _row_levels(plan: Plan, name: str, column: int) -> list[tuple[int, int]]:
+    """Where the words of one row of an input from the host go on the tiles of a column.
 
     With ``own_input`` only a part of the row is wanted. The others are written to the same place or to the next row's:
     strides of 0 or one row for the bits of a part's number, such that the wanted part is what is written there last.
     """
-    name = plan.network.input
-    words = plan.host_size[1] * plan.tensors[name].c // WORD_BYTES
+    words = plan.host_size(name)[1] * plan.tensors[name].c // WORD_BYTES
     if not plan.own_input:
         return [(1, words)]
     row, parts = plan.blocks[name].row // WORD_BYTES, plan.grid.columns
@@ -105,10 +103,20 @@ def _row_levels(plan: Plan, column: int) -> list[tuple[int, int]]:
     return [(1, words // parts), *((0 if column >> bit & 1 else row, 2) for bit in bits)]
 
 
-def receive_input(b: Builder, plan: Plan, total_bytes: int) -> None:
-    """Start the host's transfer and bring every tile what its windows need of the input."""
-    name = plan.network.input
-    parts = bands(plan)
+def receive_inputs(b: Builder, plan: Plan, sizes: dict[str, int]) -> None:
+    """Start the host's transfers, one after the other, and bring every tile what its windows need of the inputs.
+
+    ``sizes``: bytes of every input as the host sends it.
+    """
+    for index, (name, size) in enumerate(sizes.items()):
+        if index:
+            b.barrier()
+            b.scalar_fence(idle=ALL_SCALAR_UNITS)
+        _receive(b, plan, name, size)
+
+
+def _receive(b: Builder, plan: Plan, name: str, total_bytes: int) -> None:
+    parts = bands(plan, name)
     # Units that several bands send count as sent again: with less credit they stay in the staging buffer, and the
     # signed comparison of the counts does not wrap.
     fed = sum(part.units[1] for part in parts)
@@ -121,15 +129,15 @@ def receive_input(b: Builder, plan: Plan, total_bytes: int) -> None:
     b.scalar_fence(ctr_mask=1 << ScalarCounter.AVDATA_POP | 1 << ScalarCounter.AVDATA_INFEED)
     b.handshake()
     b.fence(units=N2W_UNIT)
-    b.input_address(name, credit)
+    b.input_address(name, plan.network.inputs.index(name), credit)
     blocks.pop_input(b, total_bytes)
     b.input_dma(total_bytes)
     _unpack(b, plan, parts)
     for band in parts:
         first, units = band.units
         blocks.infeed_input(b, first * INPUT_UNIT_BYTES, units * INPUT_UNIT_BYTES, band.tiles)
-    if not plan.vector_input and not plan.own_input:
-        _borders(b, plan)
+    if not plan.vector_input(name) and not plan.own_input:
+        _borders(b, plan, name)
 
 
 def _unpack(b: Builder, plan: Plan, parts: list[Band]) -> None:
@@ -179,10 +187,9 @@ def _unpack(b: Builder, plan: Plan, parts: list[Band]) -> None:
             )
 
 
-def _borders(b: Builder, plan: Plan) -> None:
+def _borders(b: Builder, plan: Plan, name: str) -> None:
     """Zero points around the image where windows reach beyond it."""
-    name = plan.network.input
-    t, block, slack = plan.tensors[name], plan.blocks[name], plan.slack_bytes
+    t, block, slack = plan.tensors[name], plan.blocks[name], plan.slack_bytes(name)
     rows, columns = plan.halos[name]
     fills: dict[Walk, int] = {}
 
@@ -268,7 +275,7 @@ def output_layer(plan: Plan, name: str, batch: int) -> Layer:
 def send_output(b: Builder, plan: Plan, name: str, batch: int, index: int) -> None:
     """Output ``index`` to the host: tiles pack their shares and send them one after the other."""
     parts = shares(plan, name, batch)
-    b.output_address(name, index)
+    b.output_address(name, len(plan.network.inputs) + index)
     same: dict[Walk, list[int]] = {}
     for share in parts:
         same.setdefault(share.words, []).append(share.tile)

@@ -185,16 +185,18 @@ class Slice(Stage):
 
 @dataclass(frozen=True)
 class Network:
-    """Tensors by name and stages in order of execution; every tensor but the input is written by one stage."""
+    """Tensors by name and stages in order of execution; every tensor but the inputs is written by one stage."""
 
     name: str
     tensors: dict[str, Tensor]
-    input: str
+    inputs: tuple[str, ...]
     stages: tuple[Stage, ...]
     outputs: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        known = {self.input}
+        known = set(self.inputs)
+        if isinstance(self.inputs, str) or not self.inputs or not known <= self.tensors.keys():
+            raise CodegenError(f"network {self.name!r}: inputs {self.inputs!r}, needed are names of tensors")
         for stage in self.stages:
             unknown = [name for name in stage.inputs if name not in known]
             if unknown or stage.output in known or stage.output not in self.tensors:

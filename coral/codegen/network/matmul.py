@@ -66,7 +66,7 @@ class Matmul:
             INPUT: Tensor(INPUT, 1, 1, k, q.in_zp, q.in_scale),
             OUTPUT: Tensor(OUTPUT, 1, 1, self.n, q.out_zp, q.out_scale),
         }
-        return Network(f"matmul_{self.m}x{self.n}x{self.k}", tensors, INPUT, (layer,), (OUTPUT,))
+        return Network(f"matmul_{self.m}x{self.n}x{self.k}", tensors, (INPUT,), (layer,), (OUTPUT,))
 
     @property
     def floor_rows(self) -> int:

@@ -24,12 +24,11 @@ from coral.codegen.network.graph import (
     Stage,
     Tensor,
 )
-from coral.codegen.network.rewrite import with_copies, with_dense_layers, with_padded_input
+from coral.codegen.network.rewrite import with_copies, with_dense_layers, with_padded_inputs
+from coral.codegen.network.steps import BLOB_ROWS, MAX_BLOCK, depthwise_rows, depthwise_steps, step_cost
 from coral.codegen.network.tiling import Grid, Halo, Reach, Split
 
 NARROW_BYTES = 192 * 1024
-MAX_BLOCK = 16
-"""Outputs of a depthwise block: 4 channels each, 64 columns."""
 MAX_PACK = 8
 
 
@@ -57,7 +56,7 @@ class Plan:
     def __init__(self, network: Network, grid: Grid, images: int, *, own_input: bool = False) -> None:
         self.own_input = own_input
         network = with_dense_layers(with_copies(network), shared=grid.slots == 1 and images == 1)
-        self.network, self.grid, self.images = with_padded_input(network, always=own_input), grid, images
+        self.network, self.grid, self.images = with_padded_inputs(network, always=own_input), grid, images
         self.tensors, self.stages = self.network.tensors, self.network.stages
         self.roots = self._roots()
         self.spread = self._spread()
@@ -78,7 +77,7 @@ class Plan:
                 root, offset = roots[stage.output]
                 for name in stage.inputs:
                     part = self.tensors[name]
-                    if roots[name] != (name, 0) or name == self.network.input:
+                    if roots[name] != (name, 0) or name in self.network.inputs:
                         raise ShapeError(f"{name!r} belongs to two concatenations or is an input; it must be copied")
                     if part.c % WORD_BYTES:
                         raise ShapeError(
@@ -133,7 +132,7 @@ class Plan:
         packed = next((s for s in self.stages if s.output == tensor.name and self.is_packed(s)), None)
         multiple = self.pack_of(packed) if packed is not None else 1
         columns = Split.of(tensor.x, self.grid.columns, multiple)
-        if tensor.name == self.network.input and not (self.own_input and tensor.c % WORD_BYTES == 0):
+        if tensor.name in self.network.inputs and not (self.own_input and tensor.c % WORD_BYTES == 0):
             readers = [s for s in self.network.readers(tensor.name) if not isinstance(s, Dense)]
             if readers:
                 outputs = self._split(self.tensors[readers[0].output])
@@ -144,7 +143,7 @@ class Plan:
 
     def is_packed(self, stage: Stage) -> bool:
         """Whether a stage reads the input's rows as bytes, because positions are no whole words."""
-        return stage.inputs == (self.network.input,) and self.tensors[self.network.input].c % WORD_BYTES != 0
+        return stage.inputs[0] in self.network.inputs and self.tensors[stage.inputs[0]].c % WORD_BYTES != 0
 
     def pack_of(self, stage: Stage) -> int:
         """Neighbouring outputs that a convolution computes at once, as columns of one group: the fewest steps."""
@@ -204,7 +203,7 @@ class Plan:
                     continue
                 if any(self.roots[name][0] == root for name in stage.inputs):
                     reaches.append(self.reach(stage, axis))
-            halo = Halo.of_input if root == self.network.input and not self.own_input else Halo.of
+            halo = Halo.of_input if root in self.network.inputs and not self.own_input else Halo.of
             axes.append(halo(self.splits[root][axis], reaches))
         return axes[0], axes[1]
 
@@ -212,7 +211,7 @@ class Plan:
 
     def _allocate(self) -> tuple[dict[str, Block], int]:
         """First fit by time over the intervals from a tensor's first writer to its last reader."""
-        live: dict[str, tuple[int, int]] = {self.network.input: (-1, -1)}
+        live: dict[str, tuple[int, int]] = dict.fromkeys(self.network.inputs, (-1, -1))
         for index, stage in enumerate(self.stages):
             for name in (*stage.inputs, stage.output):
                 root = self.roots[name][0]
@@ -224,7 +223,7 @@ class Plan:
         shapes = {root: self._shape(root) for root in live}
         self._unify(shapes)
         for index, stage in enumerate(self.stages):
-            if isinstance(stage, Dense) and stage.output in self.spread and stage.inputs[0] != self.network.input:
+            if isinstance(stage, Dense) and stage.output in self.spread and stage.inputs[0] not in self.network.inputs:
                 name, source = gathered(stage), stage.inputs[0]
                 size = gathered_bytes(self, source) * len(gathered_tiles(self, source))
                 live[name], shapes[name] = (index, index), Block(0, size, size, size)
@@ -269,39 +268,39 @@ class Plan:
             size = GROUP * self.spread[root]
             return Block(0, size, size, size)
         rows, columns = self.halos[root]
-        if root == self.network.input and (self.vector_input or not self.own_input):
+        if self.vector_input(root):
             size = round_up(t.size, WORD_BYTES)
-            return Block(0, size, size, size) if self.vector_input else self._band(root)
+            return Block(0, size, size, size)
+        if root in self.network.inputs and not self.own_input:
+            return self._band(root)
         inner = self.blocking.get(root, (1, 1))
-        position = t.c if root == self.network.input else round_up(t.c, WORD_BYTES)
+        position = t.c if root in self.network.inputs else round_up(t.c, WORD_BYTES)
         row = position * columns.total
         first = rows.before * row + columns.before * position
         return Block(first, position, row, row * rows.total, inner)
 
     def _band(self, root: str) -> Block:
-        """The input: rows at full width, shifted so that every tile finds its own columns at the same address."""
+        """An input: rows at full width, shifted so that every tile finds its own columns at the same address."""
         t = self.tensors[root]
         rows, columns = self.halos[root]
-        slack = self.slack_bytes
-        row = self.host_size[1] * t.c + slack
+        slack = self.slack_bytes(root)
+        row = self.host_size(root)[1] * t.c + slack
         shift = (self.grid.columns - 1) * columns.split.extent * t.c
         return Block(slack + shift + rows.before * row, t.c, row, row * rows.total)
 
-    @property
-    def host_size(self) -> tuple[int, int]:
-        """Rows and columns of an image as the host sends it: a row is whole words; what is too much are zero points."""
-        t = self.tensors[self.network.input]
-        if self.vector_input:
+    def host_size(self, name: str) -> tuple[int, int]:
+        """Rows and columns of an input as the host sends it: a row is whole words; what is too much are zero points."""
+        t = self.tensors[name]
+        if self.vector_input(name):
             return t.y, t.x
         if self.own_input:
             rows, columns = self.splits[t.name]
             return rows.extent * rows.parts, columns.extent * columns.parts
         return t.y, round_up(t.x, WORD_BYTES // gcd(t.c, WORD_BYTES))
 
-    @property
-    def slack_bytes(self) -> int:
-        """Bytes behind every row of the input that stand for the columns on both sides of the image."""
-        t, columns = self.tensors[self.network.input], self.halos[self.network.input][1]
+    def slack_bytes(self, name: str) -> int:
+        """Bytes behind every row of an input that stand for the columns on both sides of the image."""
+        t, columns = self.tensors[name], self.halos[name][1]
         if not columns.fills:
             return 0
         outside = max(0, -min(columns.low), max(columns.high) - t.x)
@@ -309,12 +308,12 @@ class Plan:
 
     def _size(self, root: str, shape: Block) -> int:
         size = self.images * shape.image
-        if root == self.network.input and self.own_input:
+        if root in self.network.inputs and self.own_input:
             size += 2 * shape.row
-        elif root == self.network.input and not self.vector_input:
+        elif root in self.network.inputs and not self.vector_input(root):
             t = self.tensors[root]
             shift = (self.grid.columns - 1) * self.halos[root][1].split.extent * t.c
-            size += shift + 2 * self.slack_bytes + WORD_BYTES
+            size += shift + 2 * self.slack_bytes(root) + WORD_BYTES
         if any(isinstance(s, MaxPool) and self.roots[s.inputs[0]][0] == root for s in self.stages):
             size += 3 * shape.position
         return round_up(size, 16)
@@ -324,8 +323,8 @@ class Plan:
         pairs = [s for s in self.stages if isinstance(s, Add | Multiply) and s.output not in self.spread]
         for _, stage in product(pairs, pairs):
             names = [self.roots[name][0] for name in stage.inputs]
-            if self.network.input in names and not self.own_input:
-                raise ShapeError(f"{stage.output!r}: the input is an operand; copy it first")
+            if set(self.network.inputs) & set(names) and not self.own_input:
+                raise ShapeError(f"{stage.output!r}: an input is an operand; copy it first")
             position = max(shapes[name].position for name in names)
             row = max(max(shapes[name].row, position * self.halos[name][1].total) for name in names)
             image = max(max(shapes[name].image, row * self.halos[name][0].total) for name in names)
@@ -375,10 +374,9 @@ class Plan:
         x = columns.start(part[1]) * w.stride[1] - w.pad[1]
         return self.at(name, part, y, x) - (self.margin_bytes(stage) if self.is_packed(stage) else 0)
 
-    @property
-    def vector_input(self) -> bool:
-        """Whether every tile gets the whole input, because only dense layers over all tiles read it."""
-        readers = list(self.network.readers(self.network.input))
+    def vector_input(self, name: str) -> bool:
+        """Whether every tile gets a whole input, because only dense layers over all tiles read it."""
+        readers = list(self.network.readers(name)) if name in self.network.inputs else []
         return bool(readers) and all(isinstance(s, Dense) and s.output in self.spread for s in readers)
 
     def reach(self, stage: Stage, axis: int) -> Reach:
@@ -389,7 +387,7 @@ class Plan:
     def needs_exchange(self, stage: Stage, name: str) -> bool:
         """Whether a stage reads positions of an inner tensor that its own tiles did not compute."""
         root = self.roots[name][0]
-        if (root == self.network.input and not self.own_input) or root in self.spread or stage.output in self.spread:
+        if (root in self.network.inputs and not self.own_input) or root in self.spread or stage.output in self.spread:
             return False
         return any(
             (r := self.reach(stage, axis)).leaves(self.splits[root][axis].size) or r.crosses(self.splits[root][axis])
@@ -417,45 +415,6 @@ class Plan:
 def gathered(stage: Stage) -> str:
     """Name of the place where a dense layer over all tiles finds its whole input."""
     return f"{stage.output}:gathered"
-
-
-BLOB_ROWS = 1300
-"""Wide rows that a depthwise layer's weights may take (330 KB)."""
-
-
-def step_cost(columns: int) -> float:
-    """Predicted cycles of a step that computes some columns: the older compiler's estimate, and a little per step, so
-    that fewer steps win where it sees no difference (docs/network.md, Cost).
-    """
-    if columns == 0:
-        return 0.0
-    return 0.05 + (0.45 if columns <= 8 else 0.79 * columns / 16)
-
-
-def depthwise_window(block: tuple[int, int], stage: Stage) -> tuple[int, int]:
-    """Rows and columns of input that a block of outputs reads."""
-    w = stage.window
-    y, x = ((b - 1) * s + k for b, s, k in zip(block, w.stride, w.kernel, strict=True))
-    return y, x
-
-
-def depthwise_steps(block: tuple[int, int], stage: Stage) -> int:
-    """Steps per block and channel word."""
-    y, x = depthwise_window(block, stage)
-    return y * x
-
-
-def relay_columns(block: tuple[int, int]) -> int:
-    """Columns of a relayed weight row: 4 (16 bytes) or 16 (64 bytes); 0: whole rows, sent directly."""
-    outputs = block[0] * block[1]
-    return 4 if outputs == 1 else 16 if outputs <= 4 else 0
-
-
-def depthwise_rows(channels: int, block: tuple[int, int], stage: Stage, header: int = 2) -> int:
-    """Wide rows that the weights take where they are stored."""
-    groups, rows = ceil_div(channels, WORD_BYTES), header + depthwise_steps(block, stage)
-    columns = relay_columns(block)
-    return ceil_div(groups * rows * columns, GROUP) if columns else groups * rows
 
 
 def factors(stage: Stage) -> str:

@@ -12,7 +12,8 @@ import numpy as np
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import GROUP, WORD_BYTES, ceil_div, round_up
 from coral.codegen.network.graph import Conv, Dense, Depthwise
-from coral.codegen.network.plan import Plan, depthwise_window, relay_columns
+from coral.codegen.network.plan import Plan
+from coral.codegen.network.steps import depthwise_window, relay_columns
 
 Level = tuple[int, int]
 Position = tuple[int, int, int]
@@ -293,7 +294,7 @@ def gathered_order(plan: Plan, name: str) -> np.ndarray:
         order = np.full(size * ceil_div(t.c, size), -1)
         order[: t.c] = index.reshape(-1)
         return order
-    if name == plan.network.input:
+    if name in plan.network.inputs:
         order = np.full(round_up(t.size, WORD_BYTES), -1)
         order[: t.size] = index.reshape(-1)
         return order

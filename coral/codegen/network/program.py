@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from coral.codegen.fc import RESIDENT_TOKEN
 from coral.codegen.machine import ROW_BYTES, TILES, ceil_div
 from coral.codegen.network import emit, vectors, windows, words
 from coral.codegen.network.cost import candidates, fitting
-from coral.codegen.network.frame import images_in, input_layer, output_layer, receive_input, send_output
+from coral.codegen.network.frame import images_in, input_layer, output_layer, receive_inputs, send_output
 from coral.codegen.network.graph import (
     Add,
     AveragePool,
@@ -142,19 +143,19 @@ class NetworkProgram:
         return b.finish()
 
     def _build(self) -> Program:
-        plan, names, passes = self.plan, self.plan.network.outputs, self.passes
-        x = replace(input_layer(plan, self.images), executions=passes)
-        outputs = tuple(replace(output_layer(plan, name, self.images), executions=passes) for name in names)
+        plan, passes = self.plan, self.passes
+        inputs = tuple(replace(input_layer(plan, x, self.images), executions=passes) for x in plan.network.inputs)
+        outputs = tuple(replace(output_layer(plan, y, self.images), executions=passes) for y in plan.network.outputs)
         b = Builder(V14)
         b.prologue()
         if passes > 1:
-            b.begin_passes([x.size_bytes, *(layer.size_bytes for layer in outputs)])
-        receive_input(b, plan, x.size_bytes)
+            b.begin_passes([layer.size_bytes for layer in (*inputs, *outputs)])
+        receive_inputs(b, plan, {x.name: x.size_bytes for x in inputs})
         exchanged: set[str] = set()
         for stage in plan.stages:
             self._stage(b, stage, exchanged)
         b.barrier()
-        for index, name in enumerate(names):
+        for index, name in enumerate(plan.network.outputs):
             send_output(b, plan, name, self.images, index)
         if passes > 1:
             b.end_pass(passes)
@@ -165,13 +166,13 @@ class NetworkProgram:
             raise ShapeError(f"network {self.network.name!r}: {size} instruction words, the limit is {MAX_WORDS}")
         transfers = []
         for k in range(passes):
-            transfers.append(DmaHint(Base.INPUT, k * x.size_bytes, x.size_bytes, x.name))
+            transfers += [DmaHint(Base.INPUT, k * x.size_bytes, x.size_bytes, x.name) for x in inputs]
             transfers += [DmaHint(Base.OUTPUT, k * y.size_bytes, y.size_bytes, y.name, out=True) for y in outputs]
         return Program(
             Kind.EXECUTION_ONLY,
             (stream,),
             (InstructionHint(), *transfers, InterruptHint()),
-            inputs=(x,),
+            inputs=inputs,
             outputs=outputs,
             token=RESIDENT_TOKEN,
             name=self.network.name,
@@ -184,7 +185,7 @@ class NetworkProgram:
             return
         new = {plan.roots[name][0] for name in stage.inputs if plan.needs_exchange(stage, name)} - exchanged
         exchanged |= new
-        if isinstance(stage, Conv) or new or plan.network.input in {plan.roots[name][0] for name in stage.inputs}:
+        if isinstance(stage, Conv) or new or {plan.roots[name][0] for name in stage.inputs} & {*plan.network.inputs}:
             b.barrier()
 
         def exchange() -> None:
@@ -212,21 +213,46 @@ class NetworkProgram:
             case _:
                 raise CodegenError(f"stage {stage.output!r}: {type(stage).__name__} has no generator")
 
-    def pack(self, x: np.ndarray) -> bytes:
-        """Input bytes of images uint8 [n, y, x, c], n up to ``batch``; missing ones, and what the plan's
-        ``host_size`` adds, are zero points."""
-        t, (rows, columns) = self.plan.tensors[self.plan.network.input], self.plan.host_size
-        layer, per_pass = self.execution.inputs[0], images_in(self.plan)
+    @overload
+    def pack(self, x: np.ndarray) -> bytes: ...
+    @overload
+    def pack(self, x: Mapping[str, np.ndarray]) -> dict[str, bytes]: ...
+    def pack(self, x: np.ndarray | Mapping[str, np.ndarray]) -> bytes | dict[str, bytes]:
+        """Input bytes of images uint8 [n, y, x, c], n up to ``batch``, of all inputs by name or of the only one.
+
+        Missing images, and what the plan's ``host_size`` adds, are zero points. ShapeError for other names or shapes.
+        """
+        names = self.network.inputs
+        if isinstance(x, Mapping):
+            if x.keys() != set(names):
+                raise ShapeError(f"inputs are {sorted(x)}, needed are {sorted(names)}")
+            return {name: self._pack(name, x[name]) for name in names}
+        if len(names) != 1:
+            raise ShapeError(f"one array for {len(names)} inputs, needed are arrays by name: {sorted(names)}")
+        return self._pack(names[0], x)
+
+    def _pack(self, name: str, x: np.ndarray) -> bytes:
+        t, (rows, columns) = self.plan.tensors[name], self.plan.host_size(name)
+        layer = next(layer for layer in self.execution.inputs if layer.name == name)
+        per_pass = images_in(self.plan)
         if x.dtype != np.uint8 or x.ndim < 1 or len(x) > self.batch or x[:1].size != t.size:
-            raise ShapeError(f"input is {x.dtype} {x.shape}, needed are up to {self.batch} images of {t.size} uint8")
+            raise ShapeError(
+                f"input {name!r} is {x.dtype} {x.shape}, needed are up to {self.batch} images of {t.size} uint8"
+            )
         images = np.full((self.passes * per_pass, rows, columns, t.c), t.zero_point, np.uint8)
         images[: len(x), : t.y, : t.x] = x.reshape(len(x), t.y, t.x, t.c)
         data = np.zeros((self.passes, layer.size_bytes), np.uint8)
         data[:, : images[:per_pass].size] = images.reshape(self.passes, -1)
         return data.tobytes()
 
-    def unpack(self, name: str, raw: bytes) -> np.ndarray:
-        """Output ``name`` uint8 [batch, y, x, c] from its bytes."""
+    @overload
+    def unpack(self, name: str, raw: bytes) -> np.ndarray: ...
+    @overload
+    def unpack(self, name: Mapping[str, bytes]) -> dict[str, np.ndarray]: ...
+    def unpack(self, name: str | Mapping[str, bytes], raw: bytes = b"") -> np.ndarray | dict[str, np.ndarray]:
+        """Output ``name`` uint8 [batch, y, x, c] from its bytes, or several from their bytes by name."""
+        if isinstance(name, Mapping):
+            return {key: self.unpack(key, data) for key, data in name.items()}
         t, layer = self.plan.tensors[name], next(y for y in self.execution.outputs if y.name == name)
         return unpack_output(layer, raw).reshape(-1, t.y, t.x, t.c)[: self.batch]
 

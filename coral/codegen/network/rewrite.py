@@ -18,11 +18,17 @@ from coral.codegen.network.graph import (
     Requantise,
     Slice,
     Stage,
+    Tensor,
     Window,
 )
 
 DENSE_ROWS = 1024
 """Wide rows that a dense layer may take on every tile; longer ones are broadcast."""
+
+
+def whole_range(x: Tensor) -> tuple[float, float]:
+    """Clamps that let every code of a tensor pass."""
+    return float(-x.zero_point), float(255 - x.zero_point)
 
 
 def with_dense_layers(network: Network, *, shared: bool) -> Network:
@@ -60,7 +66,7 @@ def with_dense_layers(network: Network, *, shared: bool) -> Network:
 
 
 def with_copies(network: Network) -> Network:
-    """Exact copies where a tensor cannot lie in two places at once: the input as an operand or part, parts of several
+    """Exact copies where a tensor cannot lie in two places at once: inputs as operands or parts, parts of several
     concatenations, what padded maximum pools and other padded windows read.
     """
     tensors, stages, parts = dict(network.tensors), [], set()
@@ -73,9 +79,9 @@ def with_copies(network: Network) -> Network:
 
     def must_copy(s: Stage, name: str) -> bool:
         if isinstance(s, Add | Multiply):
-            return name == network.input
+            return name in network.inputs
         if isinstance(s, Concatenate):
-            return name == network.input or name in parts or name in slices
+            return name in network.inputs or name in parts or name in slices
         others = [r for r in network.readers(name) if isinstance(r, Conv) and not isinstance(r, Dense)]
         return isinstance(s, MaxPool) and leaves(s, name) and any(leaves(r, name) for r in others)
 
@@ -86,31 +92,29 @@ def with_copies(network: Network) -> Network:
                 x = network.tensors[name]
                 inputs[k] = f"{name}:copy{len(tensors)}"
                 tensors[inputs[k]] = replace(x, name=inputs[k])
-                limits = (float(-x.zero_point), float(255 - x.zero_point))
-                stages.append(Requantise((name,), inputs[k], limits))
+                stages.append(Requantise((name,), inputs[k], whole_range(x)))
             if isinstance(s, Concatenate):
                 parts.add(inputs[k])
         stages.append(replace(s, inputs=tuple(inputs)))
     return replace(network, tensors=tensors, stages=tuple(stages))
 
 
-def with_padded_input(network: Network, *, always: bool) -> Network:
-    """If positions of the input are no whole words and anything but one convolution reads them: an exact copy first.
+def with_padded_inputs(network: Network, *, always: bool) -> Network:
+    """Where positions of an input are no whole words and anything but one convolution reads them: an exact copy first.
 
     ``always``: also in front of one convolution.
     """
-    x = network.tensors[network.input]
-    readers = list(network.readers(x.name))
-    if x.c % WORD_BYTES == 0 or all(isinstance(r, Dense) for r in readers):
-        return network
-    if not always and len(readers) == 1 and type(readers[0]) is Conv:
-        return network
-    padded = replace(x, name=f"{x.name}:padded")
-    identity = np.zeros((x.c, 1, 1, x.c), np.uint8)
-    identity[range(x.c), 0, 0, range(x.c)] = 1
-    limits = (float(-x.zero_point), float(255 - x.zero_point))
-    copy = Conv((x.name,), padded.name, limits, identity, None, 0, 1.0)
-    stages = tuple(
-        replace(s, inputs=tuple(padded.name if name == x.name else name for name in s.inputs)) for s in network.stages
-    )
-    return Network(network.name, {**network.tensors, padded.name: padded}, x.name, (copy, *stages), network.outputs)
+    tensors, copies, padded = dict(network.tensors), [], {}
+    for name in network.inputs:
+        x, readers = tensors[name], list(network.readers(name))
+        if x.c % WORD_BYTES == 0 or all(isinstance(r, Dense) for r in readers):
+            continue
+        if not always and len(readers) == 1 and type(readers[0]) is Conv:
+            continue
+        padded[name] = copy = f"{name}:padded"
+        tensors[copy] = replace(x, name=copy)
+        identity = np.zeros((x.c, 1, 1, x.c), np.uint8)
+        identity[range(x.c), 0, 0, range(x.c)] = 1
+        copies.append(Conv((name,), copy, whole_range(x), identity, None, 0, 1.0))
+    stages = (replace(s, inputs=tuple(padded.get(name, name) for name in s.inputs)) for s in network.stages)
+    return replace(network, tensors=tensors, stages=(*copies, *stages))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from coral.codegen.machine import GROUP, ROW_BYTES, WIDE_ROWS, WORD_BYTES, ceil_div
 from coral.codegen.network.graph import Dense, MaxPool, Multiply
-from coral.codegen.network.plan import MAX_BLOCK, Plan, gathered_bytes, gathered_tiles
+from coral.codegen.network.plan import Plan, gathered_bytes, gathered_tiles
+from coral.codegen.network.steps import MAX_BLOCK
 
 FIXED_ROW = WIDE_ROWS - 4
 """Two rows for the host's input, then two for results."""
@@ -14,7 +15,7 @@ def gather_rows(plan: Plan) -> list[int]:
     """Wide rows that collecting takes, for every dense layer over all tiles."""
     found = []
     for stage in plan.stages:
-        if isinstance(stage, Dense) and stage.output in plan.spread and stage.inputs[0] != plan.network.input:
+        if isinstance(stage, Dense) and stage.output in plan.spread and stage.inputs[0] not in plan.network.inputs:
             packets = ceil_div(gathered_bytes(plan, stage.inputs[0]), ROW_BYTES)
             found.append(packets * (1 + len(gathered_tiles(plan, stage.inputs[0]))))
     return found

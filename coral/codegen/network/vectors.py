@@ -86,7 +86,7 @@ def dense(b: Builder, plan: Plan, wide: Wide, stage: Conv) -> None:
     per_tile = plan.spread[stage.output]
     rows_per_group = p.header + p.steps
     outputs = plan.tensors[stage.output].c
-    from_host = stage.inputs[0] == plan.network.input
+    from_host = stage.inputs[0] in plan.network.inputs
     if not from_host:
         gather(b, plan, stage)
     x = plan.own(stage.inputs[0] if from_host else gathered(stage))

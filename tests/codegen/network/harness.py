@@ -11,18 +11,21 @@ from coral.chip import Chip, ChipState
 from coral.codegen import network as nw
 from coral.package.program import Program
 
+Data = bytes | dict[str, bytes]
 
-def run(chip: Chip, program: Program, data: bytes = b"") -> list[bytes]:
+
+def run(chip: Chip, program: Program, data: Data = b"") -> list[bytes]:
     """One run as a host would do it; the outputs' transfers in their order."""
     return transfers(chip, program, data)[0]
 
 
-def transfers(chip: Chip, program: Program, data: bytes) -> tuple[list[bytes], list[bytes]]:
+def transfers(chip: Chip, program: Program, data: Data) -> tuple[list[bytes], list[bytes]]:
     """The outputs' transfers, and for each of their bytes 1 if the program wrote it."""
     chip.feed(0, program.bitstreams[0].data)
-    size = program.inputs[0].size_bytes if program.inputs else 0
-    for at in range(0, len(data), size or 1):
-        chip.feed(1, data[at : at + size])
+    by_name = data if isinstance(data, dict) else {layer.name: data for layer in program.inputs}
+    for k in range(program.inputs[0].executions if program.inputs else 0):
+        for x in program.inputs:
+            chip.feed(1, by_name[x.name][k * x.size_bytes : (k + 1) * x.size_bytes])
     if program.parameters:
         chip.feed(2, program.parameters)
     assert chip.run() is ChipState.FINISHED
@@ -39,8 +42,14 @@ def outputs(p: nw.NetworkProgram, transfers: list[bytes]) -> dict[str, np.ndarra
     return {name: p.unpack(name, b"".join(transfers[k :: len(names)])) for k, name in enumerate(names)}
 
 
-def check(p: nw.NetworkProgram, images: np.ndarray, seed: int | None = None, chip: Chip | None = None) -> Chip:
+def check(
+    p: nw.NetworkProgram,
+    images: np.ndarray | dict[str, np.ndarray],
+    seed: int | None = None,
+    chip: Chip | None = None,
+) -> Chip:
     """Loads and runs a program on a chip; every byte of every output as the reference has it."""
+    images = images if isinstance(images, dict) else {p.network.inputs[0]: images}
     chip = chip or Chip(seed=seed)
     p.execution.check()
     run(chip, p.caching())
@@ -48,9 +57,9 @@ def check(p: nw.NetworkProgram, images: np.ndarray, seed: int | None = None, chi
     got, complete = outputs(p, raw), outputs(p, written)
     for name in p.network.outputs:
         assert complete[name].all(), f"{name}: results that nothing wrote"
-    for i, image in enumerate(images):
-        t = p.network.tensors[p.network.input]
-        expected = run_network(p.network, image.reshape(t.y, t.x, t.c))
+    tensors = [p.network.tensors[name] for name in p.network.inputs]
+    for i in range(len(images[tensors[0].name])):
+        expected = run_network(p.network, {t.name: images[t.name][i].reshape(t.y, t.x, t.c) for t in tensors})
         for name in p.network.outputs:
             np.testing.assert_array_equal(got[name][i], expected[name], err_msg=f"{name}, image {i}")
     return chip
@@ -68,10 +77,17 @@ class Maker:
         self.rng = np.random.default_rng(seed)
         self.ties, self.per_channel, self.dilate = ties, per_channel, dilate
         first = nw.Tensor("x", y, x, c, self.zero())
-        self.tensors, self.stages, self.last = {"x": first}, [], "x"
+        self.tensors, self.stages, self.last, self.inputs = {"x": first}, [], "x", ["x"]
 
     def zero(self) -> int:
         return int(self.rng.choice([0, 128, 255, int(self.rng.integers(0, 256))]))
+
+    def input(self, y: int, x: int, c: int) -> str:
+        """One more input."""
+        name = self.tensor(y, x, c)
+        self.inputs.append(name)
+        self.last = name
+        return name
 
     def tensor(self, y: int, x: int, c: int, zero: int | None = None) -> str:
         name = f"t{len(self.tensors)}"
@@ -187,8 +203,12 @@ class Maker:
         return name
 
     def network(self, *outputs: str) -> nw.Network:
-        return nw.Network("random", self.tensors, "x", tuple(self.stages), outputs or (self.last,))
+        return nw.Network("random", self.tensors, tuple(self.inputs), tuple(self.stages), outputs or (self.last,))
 
     def images(self, n: int) -> np.ndarray:
-        t = self.tensors["x"]
-        return self.rng.integers(0, 256, (n, t.y, t.x, t.c)).astype(np.uint8)
+        return self.all_images(n)["x"]
+
+    def all_images(self, n: int) -> dict[str, np.ndarray]:
+        """Images for every input."""
+        tensors = [self.tensors[name] for name in self.inputs]
+        return {t.name: self.rng.integers(0, 256, (n, t.y, t.x, t.c)).astype(np.uint8) for t in tensors}

@@ -26,7 +26,7 @@ class Importer:
             if last in op.outputs:
                 break
         self.network = nw.Network(
-            graph.name or "model", self.tensors, self.alias[first], tuple(self.stages), (self.alias[last],)
+            graph.name or "model", self.tensors, (self.alias[first],), tuple(self.stages), (self.alias[last],)
         )
 
     def tensor(self, number: int) -> str:

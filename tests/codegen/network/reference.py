@@ -8,9 +8,9 @@ from coral import numerics
 from coral.codegen import network as nw
 
 
-def run_network(net: nw.Network, x: np.ndarray) -> dict[str, np.ndarray]:
-    """All tensors uint8 [y, x, c] for one image."""
-    values = {net.input: x}
+def run_network(net: nw.Network, x: np.ndarray | dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """All tensors uint8 [y, x, c] for one image, or one of every input."""
+    values = dict(x) if isinstance(x, dict) else {net.inputs[0]: x}
     for stage in net.stages:
         values[stage.output] = _stage(net, stage, [values[name] for name in stage.inputs])
     return values

@@ -40,7 +40,7 @@ def test_outputs_of_a_physical_stick(index):
     tensors = {"x": nw.Tensor("x", h, w, c, zero_in), "y": nw.Tensor("y", h, w, c, zero_out)}
     limits = (float(-zero_out), float(255 - zero_out))
     layer = nw.Conv(("x",), "y", limits, weights, None, 128, mult, nw.same((h, w), (3, 3), (1, 1)))
-    p = nw.NetworkProgram(nw.Network("stick", tensors, "x", (layer,), ("y",)))
+    p = nw.NetworkProgram(nw.Network("stick", tensors, ("x",), (layer,), ("y",)))
     image = (np.arange(h * w * c) % 251).astype(np.uint8)
     chip = Chip(seed=index)
     run(chip, p.caching())

@@ -21,7 +21,7 @@ def test_splines_on_all_codes(spline, clamp):
     zero = 0 if spline == "LOGISTIC" else 128
     tensors = {"x": nw.Tensor("x", 8, 8, 4, 130), "y": nw.Tensor("y", 8, 8, 4, zero)}
     stage = nw.Requantise(("x",), "y", (-limit, limit), float(np.float32(0.07)), 0, table)
-    p = nw.NetworkProgram(nw.Network("spline", tensors, "x", (stage,), ("y",)))
+    p = nw.NetworkProgram(nw.Network("spline", tensors, ("x",), (stage,), ("y",)))
     check(p, np.arange(256, dtype=np.uint8).reshape(1, 8, 8, 4), seed=1)
 
 
@@ -112,7 +112,7 @@ def conv(**changes):
 
 def network(stage, x=(8, 8, 4), y=(6, 6, 8)):
     tensors = {"x": nw.Tensor("x", *x), "y": nw.Tensor("y", *y)}
-    return nw.Network("bad", tensors, "x", (stage,), ("y",))
+    return nw.Network("bad", tensors, ("x",), (stage,), ("y",))
 
 
 @pytest.mark.parametrize(

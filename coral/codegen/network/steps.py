@@ -1,0 +1,46 @@
+"""Steps and weight rows of layers, and what a step is predicted to cost. Source: docs/network.md, section Cost."""
+
+from __future__ import annotations
+
+from coral.codegen.machine import GROUP, WORD_BYTES, ceil_div
+from coral.codegen.network.graph import Stage
+
+MAX_BLOCK = 16
+"""Outputs of a depthwise block: 4 channels each, 64 columns."""
+BLOB_ROWS = 1300
+"""Wide rows that a depthwise layer's weights may take (330 KB)."""
+
+
+def step_cost(columns: int) -> float:
+    """Predicted cycles of a step that computes some columns: the older compiler's estimate, and a little per step, so
+    that fewer steps win where it sees no difference (docs/network.md, Cost).
+    """
+    if columns == 0:
+        return 0.0
+    return 0.05 + (0.45 if columns <= 8 else 0.79 * columns / 16)
+
+
+def depthwise_window(block: tuple[int, int], stage: Stage) -> tuple[int, int]:
+    """Rows and columns of input that a block of outputs reads."""
+    w = stage.window
+    y, x = ((b - 1) * s + k for b, s, k in zip(block, w.stride, w.kernel, strict=True))
+    return y, x
+
+
+def depthwise_steps(block: tuple[int, int], stage: Stage) -> int:
+    """Steps per block and channel word."""
+    y, x = depthwise_window(block, stage)
+    return y * x
+
+
+def relay_columns(block: tuple[int, int]) -> int:
+    """Columns of a relayed weight row: 4 (16 bytes) or 16 (64 bytes); 0: whole rows, sent directly."""
+    outputs = block[0] * block[1]
+    return 4 if outputs == 1 else 16 if outputs <= 4 else 0
+
+
+def depthwise_rows(channels: int, block: tuple[int, int], stage: Stage, header: int = 2) -> int:
+    """Wide rows that the weights take where they are stored."""
+    groups, rows = ceil_div(channels, WORD_BYTES), header + depthwise_steps(block, stage)
+    columns = relay_columns(block)
+    return ceil_div(groups * rows * columns, GROUP) if columns else groups * rows
