@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from coral import isa
+from coral.codegen import blocks
 from coral.codegen.builder import Builder
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import BIAS_ENTRY, ROW_UNITS, ROW_WORDS, SCALAR_CORE, WORD_BYTES, ceil_div, round_up
@@ -14,7 +15,8 @@ from coral.codegen.network.products import MAX_LOOP, Level, Product, merge
 from coral.codegen.network.wide import Fifo, Piece, Wide
 from coral.isa import ScalarCounter, TileCounter, Wait, Walk
 
-NLU_MODE = 3
+LANES = 4
+"""Staging units of a packet of streamed weights: one row."""
 Placed = dict[int, int]
 """Input address -> tiles that begin there."""
 
@@ -33,10 +35,9 @@ def placed(plan: Plan, stage: Stage, name: str) -> Placed:
 # layers with weights
 
 
-def receive_weights(b: Builder, p: Product, fifo: Fifo, tiles: int) -> None:
+def receive_weights(b: Builder, p: Product, fifo: Fifo, tiles: int, arrived: TileCounter) -> None:
     """Ring, FIFO and scaling store of a layer on ``tiles``; the op takes fill after fill."""
-    receive = isa.RingRecv0 if p.relay else isa.RingRecv1
-    arrived = TileCounter.RING_READ_A if p.relay else TileCounter.RING_READ_B
+    receive = isa.RingRecv0 if arrived == TileCounter.RING_READ_A else isa.RingRecv1
     double, first = fifo.slots - 1, b.count(arrived, tiles) + 1
     slots = {"slot_level": 1, "slot_stride": fifo.fill} if double else {}
     b.emit(
@@ -94,6 +95,16 @@ def broadcast(b: Builder, p: Product, pieces: Sequence[Piece], tiles: int) -> No
         )
 
 
+def stream(b: Builder, size_bytes: int, tiles: int) -> None:
+    """A layer's rows come from the host. Nothing of them is left over when the layer is done: the counters of the
+    scalar core begin anew with every layer.
+    """
+    b.scalar_fence(ctr_mask=1 << ScalarCounter.PARAMETER_POP | 1 << ScalarCounter.PARAMETER_INFEED)
+    b.parameter_dma(size_bytes)
+    blocks.pop_parameters(b, size_bytes)
+    blocks.infeed_parameters(b, 0, size_bytes, tiles, LANES)
+
+
 def _relay(b: Builder, p: Product, piece: Piece, tiles: int) -> None:
     """Narrow rows through the scalar core's memory, which cuts the owner's rows into packets of one row each."""
     words = p.groups * (p.header + p.steps) * p.relay
@@ -134,14 +145,21 @@ def layer(b: Builder, plan: Plan, wide: Wide, stage: Conv, exchange: Callable[[]
     """A layer with broadcast weights; ``exchange`` brings the halo while the weights are on their way."""
     p, fifo = wide.products[stage.output], wide.fifos[stage.output]
     tiles = plan.mask(plan.active(stage.output))
-    receive_weights(b, p, fifo, tiles)
+    streamed = wide.streamed.get(stage.output)
+    arrived = TileCounter.RING_READ_A if p.relay or streamed else TileCounter.RING_READ_B
+    receive_weights(b, p, fifo, tiles, arrived)
     exchange()
     for x, same in placed(plan, stage, stage.inputs[0]).items():
-        product_op(b, p, stage, plan, fifo, x, plan.own(stage.output), same)
-    broadcast(b, p, wide.pieces[stage.output], tiles)
+        product_op(b, p, stage, plan, fifo, x, plan.own(stage.output), same, arrived)
+    if streamed:
+        stream(b, len(streamed), tiles)
+    else:
+        broadcast(b, p, wide.pieces[stage.output], tiles)
 
 
-def product_op(b: Builder, p: Product, stage: Conv, plan: Plan, fifo: Fifo, x: int, y: int, tiles: int) -> None:
+def product_op(
+    b: Builder, p: Product, stage: Conv, plan: Plan, fifo: Fifo, x: int, y: int, tiles: int, arrived: TileCounter
+) -> None:
     """The multiplications of a layer on the tiles whose first window begins at ``x``."""
     inner, outer = list(fifo.inner), list(fifo.outer)
     positions, count = list(p.positions), p.count
@@ -152,7 +170,6 @@ def product_op(b: Builder, p: Product, stage: Conv, plan: Plan, fifo: Fifo, x: i
     visits = [ROW_UNITS if sums and k == 1 else 0 for k in range(len(loops))]
     toggles = {} if sums else {"slot_level": 3 if chunked else 1, "slot_stride": ROW_UNITS}
     slots = {"slot_level": 2, "slot_stride": ROW_UNITS * fifo.fill} if fifo.slots > 1 else {}
-    arrived = TileCounter.RING_READ_A if p.relay else TileCounter.RING_READ_B
     out = output_walk(y, p, positions)
     b.emit(
         isa.Op,

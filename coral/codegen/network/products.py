@@ -70,6 +70,11 @@ class Product:
         """Steps in all."""
         return self.steps * self.count * self.groups
 
+    @property
+    def stored_rows(self) -> int:
+        """Wide rows that header and weights take where they are stored."""
+        return ceil_div(self.groups * (self.header + self.steps) * (self.relay or GROUP), GROUP)
+
     def rows(self) -> np.ndarray:
         """uint8 [n, 256]: per group the header, then weights; narrow rows of relays lie side by side."""
         width = self.relay or GROUP

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, overload
+from functools import cached_property, partial
+from typing import overload
 
 import numpy as np
 
@@ -31,14 +31,16 @@ from coral.codegen.network.graph import (
     Stage,
 )
 from coral.codegen.network.plan import Plan
+from coral.codegen.network.rewrite import weight_rows, with_cut_layers
 from coral.codegen.network.tiling import Grid
 from coral.codegen.network.wide import PIECE_ROWS, Wide
 from coral.isa import Walk
-from coral.package.program import Base, Bitstream, DmaHint, InstructionHint, InterruptHint, Kind, Program
+from coral.package.program import Base, Bitstream, DmaHint, Hint, InstructionHint, InterruptHint, Kind, Program
 from coral.package.tensors import unpack_output
 
 MAX_BATCH = 256
-LANES = 4
+STREAM_ROWS, CUT_ROWS = 1800, 2048
+"""Weights of more rows per tile are streamed in part; layers of more rows are then cut, so that a part of them is."""
 MAX_WORDS = 16384
 """Instruction words of one bitstream."""
 
@@ -60,19 +62,24 @@ class NetworkProgram:
         top: int = 0,
         piece_rows: int = PIECE_ROWS,
         own_input: bool = False,
+        stream: bool = False,
     ) -> None:
+        """``stream``: weights for which there is no room come from the host at every call; else they are refused."""
         if not 1 <= batch <= MAX_BATCH:
             raise ShapeError(f"network {network.name!r}: batch {batch}, allowed are 1..{MAX_BATCH}")
         self.network, self.batch = network, batch
+        if stream and weight_rows(network.stages) > sum(STREAM_ROWS - row for row in base_rows if row is not None):
+            network = with_cut_layers(network, CUT_ROWS)
         plans = candidates(network, batch) if grid is None else [fitting(network, grid, batch, own_input=own_input)]
-        self.plan, self.wide, self.execution = self._first_that_fits(plans, base_rows, top, piece_rows)
+        place = partial(Wide, base_rows=base_rows, top=top, piece_rows=piece_rows, stream=stream)
+        self.plan, self.wide, self.execution = self._first_that_fits(plans, place)
         """``execution``: the program that runs the network once, on ``batch`` images."""
 
-    def _first_that_fits(self, plans: list[Plan], *places: Any) -> tuple[Plan, Wide, Program]:
+    def _first_that_fits(self, plans: list[Plan], place: Callable[[Plan], Wide]) -> tuple[Plan, Wide, Program]:
         problem: ShapeError | None = None
         for plan in plans:
             try:
-                self.plan, self.wide = plan, Wide(plan, *places)
+                self.plan, self.wide = plan, place(plan)
                 return self.plan, self.wide, self._build()
             except ShapeError as error:
                 problem = problem or error
@@ -137,7 +144,7 @@ class NetworkProgram:
         offset = 0
         for piece, _ in self.wide.parts:
             size = piece.rows * ROW_BYTES
-            blocks.infeed_parameters(b, offset, size, piece.tiles, LANES)
+            blocks.infeed_parameters(b, offset, size, piece.tiles, emit.LANES)
             offset += size
         b.epilogue()
         return b.finish()
@@ -164,14 +171,20 @@ class NetworkProgram:
         size = len(stream.data) // 16
         if size > MAX_WORDS:
             raise ShapeError(f"network {self.network.name!r}: {size} instruction words, the limit is {MAX_WORDS}")
-        transfers = []
+        streamed, weights = self.wide.streamed, []
+        for stage in plan.stages:
+            if (rows := streamed.get(stage.output)) is not None:
+                weights.append(DmaHint(Base.PARAMETER, sum(h.size for h in weights), len(rows)))
+        transfers: list[Hint] = []
         for k in range(passes):
             transfers += [DmaHint(Base.INPUT, k * x.size_bytes, x.size_bytes, x.name) for x in inputs]
+            transfers += weights
             transfers += [DmaHint(Base.OUTPUT, k * y.size_bytes, y.size_bytes, y.name, out=True) for y in outputs]
         return Program(
             Kind.EXECUTION_ONLY,
             (stream,),
             (InstructionHint(), *transfers, InterruptHint()),
+            parameters=b"".join(streamed[stage.output] for stage in plan.stages if stage.output in streamed),
             inputs=inputs,
             outputs=outputs,
             token=RESIDENT_TOKEN,

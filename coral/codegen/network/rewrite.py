@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from coral.codegen.network.graph import (
     Concatenate,
     Conv,
     Dense,
+    Depthwise,
     MaxPool,
     Multiply,
     Network,
@@ -23,7 +25,7 @@ from coral.codegen.network.graph import (
 )
 
 DENSE_ROWS = 1024
-"""Wide rows that a dense layer may take on every tile; longer ones are broadcast."""
+"""Wide rows that dense layers may take on every tile; the last ones of a network count first, others are broadcast."""
 
 
 def whole_range(x: Tensor) -> tuple[float, float]:
@@ -42,10 +44,16 @@ def with_dense_layers(network: Network, *, shared: bool) -> Network:
         map_window = s.window.kernel == (x.y, x.x) and s.window.pad == (0, 0)
         return isinstance(s, Dense) or (type(s) is Conv and (y.y, y.x) == (1, 1) and map_window)
 
+    rows = {}
+    for s in reversed(network.stages):
+        if whole(s):
+            x, n = network.tensors[s.inputs[0]], network.tensors[s.output].c
+            mine = ceil_div(n, GROUP * TILES) * (x.y * x.x * ceil_div(x.c, WORD_BYTES) + 2)
+            if sum(rows.values()) + mine <= DENSE_ROWS:
+                rows[s.output] = mine
+
     def sharable(s: Stage) -> bool:
-        x, n = network.tensors[s.inputs[0]], network.tensors[s.output].c
-        words = x.y * x.x * ceil_div(x.c, WORD_BYTES)
-        return whole(s) and ceil_div(n, GROUP * TILES) * (words + 2) <= DENSE_ROWS
+        return s.output in rows
 
     spreads: dict[str, bool] = {}
     for s in reversed(network.stages):
@@ -118,3 +126,38 @@ def with_padded_inputs(network: Network, *, always: bool) -> Network:
         copies.append(Conv((name,), copy, whole_range(x), identity, None, 0, 1.0))
     stages = (replace(s, inputs=tuple(padded.get(name, name) for name in s.inputs)) for s in network.stages)
     return replace(network, tensors=tensors, stages=(*copies, *stages))
+
+
+def weight_rows(stages: Iterable[Stage]) -> int:
+    """Wide rows that the weights of some stages take, about: blocks of depthwise layers take more."""
+    total = 0
+    for s in stages:
+        if isinstance(s, Conv):
+            n = s.weights.shape[-1] if isinstance(s, Depthwise) else len(s.weights)
+            steps = s.weights.size // n if isinstance(s, Depthwise) else ceil_div(s.weights[0].size, WORD_BYTES)
+            total += ceil_div(n, GROUP) * (1 + np.ndim(s.mult) + steps)
+    return total
+
+
+def with_cut_layers(network: Network, rows: int) -> Network:
+    """Layers whose own weights exceed ``rows`` as several, each with some of the channels; then a concatenation."""
+    tensors, stages = dict(network.tensors), []
+    for s in network.stages:
+        count = ceil_div(weight_rows([s]), rows)
+        groups = ceil_div(len(s.weights), GROUP) if isinstance(s, Conv) and not isinstance(s, Depthwise) else 1
+        if min(count, groups) < 2:
+            stages.append(s)
+            continue
+        assert isinstance(s, Conv)
+        n, size = len(s.weights), GROUP * max(groups // count, 1)
+        parts = []
+        for start in range(0, n, size):
+            mine = slice(start, min(start + size, n))
+            name = f"{s.output}:{start}"
+            tensors[name] = replace(tensors[s.output], name=name, c=mine.stop - start)
+            bias = None if s.bias is None else s.bias[mine]
+            mult = np.asarray(s.mult)[mine] if np.ndim(s.mult) else s.mult
+            stages.append(replace(s, output=name, weights=s.weights[mine], bias=bias, mult=mult))
+            parts.append(name)
+        stages.append(Concatenate(tuple(parts), s.output, s.clamps))
+    return replace(network, tensors=tensors, stages=tuple(stages))

@@ -17,6 +17,8 @@ from coral.codegen.network.scratch import FIXED_ROW, factor_rows, gather_rows, p
 
 PIECE_ROWS = 300
 """Weights of a layer longer than this are cut into pieces on several tiles."""
+FIFO_ROWS, SPARE_ROWS = 256, 64
+"""Rows of a tile that stay free of weights if some are streamed: at most, at least."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Wide:
     """Places of all parameters of a network and the rows it overwrites.
 
     ``base_rows``: first free row on every tile, None where no weights may lie. ``top``: no FIFO reaches below this row
-    if that can be avoided. Layers of more than ``piece_rows`` rows are cut.
+    if that can be avoided. Layers of more than ``piece_rows`` rows are cut. ``stream``: layers that do not fit come
+    from the host at every call.
     """
 
     def __init__(
@@ -78,18 +81,22 @@ class Wide:
         base_rows: tuple[int | None, ...] = (0,) * TILES,
         top: int = 0,
         piece_rows: int = PIECE_ROWS,
+        *,
+        stream: bool = False,
     ) -> None:
         self.plan, self.piece_rows = plan, piece_rows
         self.products = {s.output: product_of(plan, s) for s in plan.stages if isinstance(s, Conv)}
         self.parts: list[tuple[Piece, np.ndarray]] = []
-        self.common = max(row for row in base_rows if row is not None)
+        self.fill = [max(row for row in base_rows if row is not None)] * TILES
         self.constants: dict[bytes, int] = {}
         self._add_constants()
         self.spread_rows = {name: self._add_spread(p) for name, p in self.products.items() if name in plan.spread}
-        lowest = self.common if self.parts else 0
+        lowest = self.fill if self.parts else [0] * TILES
         if not self.products:
             self._constant(identity_rows())
-        self.pieces = self._place({t: max(row, lowest) for t, row in enumerate(base_rows) if row is not None})
+        places = {t: max(row, lowest[t]) for t, row in enumerate(base_rows) if row is not None}
+        self.streamed = self._streamed(places) if stream else {}
+        self.pieces = self._place(places)
         self.used = max(piece.row + piece.rows for piece, _ in self.parts) if self.parts else 0
         self.fifos = {name: self._fifo(name, p, top) for name, p in self.products.items() if name not in plan.spread}
         scratch = max([0, *gather_rows(plan), *pool_rows(plan), *factor_rows(plan)])
@@ -119,9 +126,9 @@ class Wide:
     def _constant(self, rows: np.ndarray) -> int:
         key = rows.tobytes()
         if key not in self.constants:
-            self.constants[key] = self.common
-            self.parts.append((Piece(ALL_TILES, self.common, 0, len(rows)), rows))
-            self.common += len(rows)
+            row = self.constants[key] = max(self.fill)
+            self.parts.append((Piece(ALL_TILES, row, 0, len(rows)), rows))
+            self.fill = [row + len(rows)] * TILES
         return self.constants[key]
 
     def constant(self, rows: np.ndarray) -> int:
@@ -130,19 +137,36 @@ class Wide:
 
     def _add_spread(self, product: Product) -> int:
         """A dense layer over all tiles, from the same row on each."""
-        row, per_group = self.common, product.header + product.steps
-        rows = product.rows()
-        groups = ceil_div(product.groups, TILES)
-        for t in range(ceil_div(product.groups, groups)):
-            mine = rows[t * groups * per_group : (t + 1) * groups * per_group]
+        rows, groups = product.rows(), ceil_div(product.groups, TILES)
+        tiles, size = ceil_div(product.groups, groups), groups * (product.header + product.steps)
+        row = max(self.fill[:tiles])
+        for t in range(tiles):
+            mine = rows[t * size : (t + 1) * size]
             self.parts.append((Piece(1 << t, row, 0, len(mine)), mine))
-        self.common += groups * per_group
+            self.fill[t] = row + size
         return row
 
     # broadcast weights, each row on one tile
 
+    def _streamed(self, fill: dict[int, int]) -> dict[str, bytes]:
+        """Layers that come from the host, so that the others fit below the largest FIFO: the fewest rows of a choice
+        that takes the layer that is just large enough, else the largest one.
+        """
+        left = {n: p.stored_rows for n, p in self.products.items() if n not in self.plan.spread and not p.relay}
+        fifo = max((2 * (p.header + p.steps) for n, p in self.products.items() if n in left), default=0)
+        top = FIXED_ROW - max(min(fifo, FIFO_ROWS), SPARE_ROWS)
+        relayed = sum(p.stored_rows for p in self.products.values() if p.relay)
+        excess = relayed + sum(left.values()) - sum(top - row for row in fill.values())
+        found = {}
+        while excess > 0 and left:
+            name = min(left, key=lambda n: (left[n] < excess, abs(left[n] - excess)))
+            excess -= left.pop(name)
+            found[name] = self.products[name].rows().tobytes()
+        return found
+
     def _place(self, fill: dict[int, int]) -> dict[str, list[Piece]]:
-        rows = {name: p.rows() for name, p in self.products.items() if name not in self.plan.spread}
+        resident = {n: p for n, p in self.products.items() if n not in self.plan.spread and n not in self.streamed}
+        rows = {name: p.rows() for name, p in resident.items()}
         pieces: dict[str, list[Piece]] = {name: [] for name in rows}
         cuts = []
         for name, data in rows.items():

@@ -9,7 +9,7 @@ import numpy as np
 from codegen.network.reference import run_network
 from coral.chip import Chip, ChipState
 from coral.codegen import network as nw
-from coral.package.program import Program
+from coral.package.program import Base, DmaHint, Program
 
 Data = bytes | dict[str, bytes]
 
@@ -26,8 +26,9 @@ def transfers(chip: Chip, program: Program, data: Data) -> tuple[list[bytes], li
     for k in range(program.inputs[0].executions if program.inputs else 0):
         for x in program.inputs:
             chip.feed(1, by_name[x.name][k * x.size_bytes : (k + 1) * x.size_bytes])
-    if program.parameters:
-        chip.feed(2, program.parameters)
+    for hint in program.hints:
+        if isinstance(hint, DmaHint) and hint.base is Base.PARAMETER:
+            chip.feed(2, program.parameters[hint.offset : hint.offset + hint.size])
     assert chip.run() is ChipState.FINISHED
     assert chip.interrupts.popleft() == 0
     results, written = list(chip.outputs), [np.asarray(mask, np.uint8).tobytes() for mask in chip.written]
