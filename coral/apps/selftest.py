@@ -20,6 +20,7 @@ from coral.apps.probes import Step, all_steps
 from coral.apps.probes.bench import Bench
 from coral.chip.errors import ChipError
 from coral.driver import TransferFailed
+from coral.stick import StickError
 
 GOOD = ("ok", "observed")
 HANGS = [kind.__name__ for kind in (TransferFailed, *TransferFailed.__subclasses__())]
@@ -81,9 +82,10 @@ def run_step(step: Step, bench: Bench) -> dict[str, Any]:
         found = step.run(bench)
         outcome |= asdict(found) | {"status": found.status}
     except Exception as error:
-        refused = isinstance(error, ChipError) and step.bold
+        refused = isinstance(error, ChipError | StickError) and step.bold
+        status = "hang" if isinstance(error, TransferFailed) else "observed" if refused else "error"
         answer = f"{'refused by the simulated chip: ' if refused else ''}{type(error).__name__}: {error}"
-        outcome |= {"status": "observed" if refused else "error", "answer": answer}
+        outcome |= {"status": status, "answer": answer}
         if not isinstance(error, CoralError):
             outcome["traceback"] = traceback.format_exc()
     if any(bench.faults[name] > before[name] for name in HANGS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +15,12 @@ import pytest
 
 from apps.conftest import Command, OnBus
 from coral import devices, isa, numerics
-from coral.apps import probes, selftest
-from coral.apps.probes import Finding, Step, all_steps
+from coral.apps import selftest
+from coral.apps.probes import Finding, Step, all_steps, forms, layers, unseen
 from coral.apps.probes.bench import REGISTERS, Bench
 from coral.chip import Chip, nodes, scalar, scalar_code
-from coral.stick import Effect, Fault, FaultPlan, Kind, SoftwareStick
+from coral.isa import Walk
+from coral.stick import Effect, Fault, FaultPlan, Kind, SoftwareStick, Strictness
 
 STEPS = {step.name: step for step in all_steps()}
 ASSUMPTIONS = Path(__file__).resolve().parents[2] / "docs" / "ASSUMPTIONS.md"
@@ -154,6 +156,48 @@ def test_the_order_of_the_fence_bits_is_found(on_bus: OnBus, monkeypatch: pytest
     assert (found.answer, found.status) == (str(names), "differs")
 
 
+@pytest.mark.parametrize(
+    "name", ["tanh", "l2-normalisation", "sum-and-mean", "concatenation", "relu-n1-to-1", "nlu-sixteen-bits"]
+)
+def test_forms_notice_another_rounding(name: str, on_bus: OnBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    def requantise(acc: Any, mult: Any, low: float, high: float, out_zp: int, *, bits: int = 8, nlu: Any = None) -> Any:
+        v = np.clip(acc.astype(np.float32) * np.float32(mult), np.float32(low), np.float32(high))
+        v = np.floor(v if nlu is None else nlu(v)) + out_zp
+        return np.clip(v, 0, 2**bits - 1).astype(np.uint8 if bits == 8 else np.uint16)
+
+    _other_output_stage(requantise, monkeypatch)
+    found = run_alone(name, on_bus)
+    assert found.status == "differs"
+    assert found.details
+
+
+def test_a_lost_identity_row_is_noticed(on_bus: OnBus) -> None:
+    on_bus(SoftwareStick(), kind="sim")
+    bench, l2 = Bench("sim"), forms.l2_normalisation(0)
+    over = isa.N2w(tile_mask=forms.MASK, src=Walk(0, [1], [4]), dst=Walk(forms.IDENTITY_ROW), pack_level=1)
+    lost = unseen._kept(bench, replace(l2, body=[*l2.body, over]), "L2")
+    bench.close()
+    assert lost.answer == "lost after L2, which was right"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "answer"),
+    [
+        ("all-events", {"zero_length_packets": True}, "tag 1, 64 bytes at 0x0; tag 3, 64 bytes at 0x0; tag 4, "),
+        ("halted-core", {"queue_bytes": 16384}, "16392 bytes of 131072; a layer is right afterwards"),
+        ("two-dmas-in-one-transfer", {"mode": Strictness.LENIENT}, "taken as two; a layer is right afterwards"),
+        ("port-reset", {}, "it comes back with its firmware running; a layer is right afterwards"),
+        (
+            "port-reset",
+            {"firmware_required": False, "fault_plan": FaultPlan(Fault(Kind.RESET, 0, Effect.DISCONNECT))},
+            "it vanishes; unplug it",
+        ),
+    ],
+)
+def test_other_sticks_on_the_wire(name: str, options: dict[str, Any], answer: str, on_bus: OnBus) -> None:
+    assert run_alone(name, on_bus, **options).answer.startswith(answer)
+
+
 # the command
 
 
@@ -169,7 +213,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def copies(bench: Bench) -> Finding:
     """Copies 64 bytes."""
-    return probes.layers.canary(bench)
+    return layers.canary(bench)
 
 
 def test_report_and_exit_code(run: Command, on_bus: OnBus, steps: Any, tmp_path: Path) -> None:
@@ -223,6 +267,15 @@ def test_it_stops_at_the_first_hang_even_if_the_driver_recovers(
     assert hang["answer"].startswith("all 1 right") is recovered
     if fault.effect is not Effect.WEDGE:
         assert "currentPc" in hang["registers"]
+
+
+def test_a_stick_that_cannot_be_opened_is_a_hang(run: Command, on_bus: OnBus, steps: Any) -> None:
+    silent = SoftwareStick(firmware_required=False, fault_plan=FaultPlan(Fault(Kind.CONTROL, 0, Effect.WEDGE)))
+    on_bus(silent, kind="sim")
+    steps(Step("first", "opens", copies), Step("second", "never runs", copies))
+    result = run("selftest", "--device", "sim", "--json")
+    assert (result.returncode, result.json["stopped_at"], len(result.json["steps"])) == (1, "first", 1)
+    assert "StickHung" in result.json["steps"][0]["answer"]
 
 
 def test_a_bold_step_may_be_refused_by_the_simulated_chip_only(run: Command, on_bus: OnBus, steps: Any) -> None:

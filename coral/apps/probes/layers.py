@@ -15,9 +15,7 @@ from coral.apps.probes.programs import changed
 from coral.codegen.eltwise import Requantise, elementwise
 from coral.codegen.fc import INPUT, FcQuant, FullyConnected, fully_connected, fully_connected_per_channel
 from coral.codegen.machine import ROW_BYTES, ROW_UNITS
-from coral.driver import CLOCKS, Counters, clock_name, find, prepare
-from coral.driver.pipes import OUT, OUTPUTS
-from coral.driver.session import Options, Session
+from coral.driver import CLOCKS, prepare
 from coral.package.program import Program
 
 SHAPES = [(1, 1), (8, 4), (16, 60), (64, 64), (65, 61), (100, 256), (256, 256), (300, 700), (1024, 128), (1500, 200)]
@@ -167,27 +165,6 @@ def clocks(bench: Bench) -> Finding:
     bench.close()
     bench.clock = before
     return all_right(wrong, microseconds=microseconds)
-
-
-@step(1)
-def zero_length_packet(bench: Bench) -> Finding:
-    """Does a packet without bytes follow an output of 1024 bytes? It would end a read of 2048."""
-    if bench.stick.speed == "high":
-        return Finding("not measurable on a USB 2 link")
-    bench.close()
-    sent = bytes(i * 7 % 256 for i in range(1024))
-    options = Options(clock_name(None), None, check_firmware_hash=False, stall_timeout_s=2.0, port_reset=False)
-    session = Session(bench.bus, find(bench.bus, bench.path), options, Counters())
-    try:
-        read = session.handle.submit_in(OUTPUTS, 2048)
-        for wire in prepare(elementwise(1024, [])).wires({INPUT: sent})[0]:
-            session.handle.submit_out(OUT, wire or b"")
-        packet = session.link.wait_for(read, 1.0)
-        session.link.abandon([read])
-    finally:
-        session.close(orderly=True)
-    right = "whole" if bytes(read.data) == sent else "wrong"
-    return Finding(f"{'one' if packet else 'none'}, the output is {right}", "none, the output is whole")
 
 
 @step(13, bold=True)

@@ -24,6 +24,8 @@ TILE, PARTNER = 1, 2
 LAST = 63
 """A producer that moves so many rows and one more is still at work when the next instruction starts."""
 PACKETS = 1200
+CREDIT = 16
+"""Words that one packet of an all-gather is worth to the compiler, of the 64 that it fills."""
 
 
 def _words(bench: Bench, program: Program) -> list[int]:
@@ -164,3 +166,31 @@ def _from_scalar_memory(bench: Bench, mask: int) -> str:
     b.fence()
     from_row(b, 1 << last, 300, RESULT_WORD)
     return "delivered" if _words(bench, tile_program(b, "infeed", last, 2)) == [OLD] else "something else"
+
+
+@step(34)
+def early_ring_packets(bench: Bench) -> Finding:
+    """Two packets through one row under the compiler's loose credit, while the unit that empties it is kept busy."""
+    b = begin()
+    for word, value in ((0, OLD), (ROW_WORDS, NEW)):
+        fill(b, PARTNER, word, ROW_WORDS, value)
+    b.fence()
+    for word, row in ((0, 100), (ROW_WORDS, 101)):
+        to_row(b, PARTNER, word, ROW_WORDS, row)
+    fill(b, TILE, 0, ROW_WORDS, OTHER)
+    b.fence()
+    to_row(b, TILE, 0, ROW_WORDS, 300)
+    b.fence()
+    busy = ROW_WORDS * (LAST + 1)
+    b.emit(isa.W2n, tile_mask=TILE, src=Walk(300, [0], [LAST + 1]), dst=linear(1024, busy), unpack_level=1)
+    for packet in range(2):
+        arrived = [Wait(TileCounter.RING_READ_A, packet + 1)]
+        place = linear(RESULT_WORD + CREDIT * packet, CREDIT)
+        b.emit(isa.W2n, tile_mask=TILE, src=linear(500, 1), dst=place, sig_dst=0, waits=arrived, unpack_level=1)
+    loose = [Wait(TileCounter.WIDE_TO_NARROW, CREDIT - ROW_WORDS, step=CREDIT, side=1)]
+    b.emit(isa.RingRecv0, tile_mask=TILE, dst=Walk(500, [0], [2]), sig_dst=0, waits=loose)
+    b.emit(isa.RingSend, tile_mask=PARTNER, src=linear(100, 2), dest_mask=TILE)
+    b.fence()
+    words = _words(bench, tile_program(b, "early", 0, 2 * CREDIT))
+    meaning = {f"{[OLD] * 8 + [NEW] * 8}": "both are read", f"{[NEW] * 16}": "the first is overwritten"}
+    return Finding(meaning.get(f"{words}", f"{words}"))

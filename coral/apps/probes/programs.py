@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +43,12 @@ def nops(b: Builder, count: int) -> None:
     """Bundles that do nothing: results of loads and special functions take a while."""
     for _ in range(count):
         b.emit(isa.Scalar)
+
+
+def add(b: Builder, instructions: Iterable[isa.Instruction]) -> None:
+    """Instructions that were written without a builder: they get its sequence numbers."""
+    for i in instructions:
+        b.emit(type(i), **{name: value for name, value in i.values().items() if name != "seq"})
 
 
 def linear(address: int, steps: int) -> Walk:
