@@ -4,6 +4,7 @@ missing=""
 command -v clang >/dev/null 2>&1 || missing="$missing clang"
 ldconfig -p 2>/dev/null | grep -q 'libusb-1\.0\.so\.0' || missing="$missing libusb-1.0-0"
 ls /usr/lib/*/libumockdev-preload.so* >/dev/null 2>&1 || missing="$missing umockdev"
+command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
 [ -n "$missing" ] || exit 0
 root=""
 [ "$(id -u)" = 0 ] || { command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null && root="sudo -n"; } || root="none"

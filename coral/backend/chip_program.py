@@ -112,6 +112,7 @@ class ChipProgram(Program["CORALDevice"]):
             out = self.dev.chip.linear(self.spec, x, w, b, key=tuple(_identity(buffer) for buffer in bufs[2:]))
             counters.chip_programs += 1
             counters.chip_rows += kernel.rows
+            counters.chip_seconds += time.perf_counter() - start
         else:
             out = _wrapping_linear(kernel, x, w, b)
             counters.host_programs += 1

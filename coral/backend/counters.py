@@ -11,13 +11,15 @@ class Stats:
 
     ``chip_programs`` counts layers sent to the chip (one per kernel, whatever its batch), ``chip_rows`` their rows,
     ``host_programs`` kernels run as host code, ``host_fallbacks`` selected layers computed on the host after all
-    because their accumulator could leave int32 (they count as host programs too).
+    because their accumulator could leave int32 (they count as host programs too), ``chip_seconds`` the time measured
+    here from handing layers to the chip until their results were back.
     """
 
     chip_programs: int = 0
     chip_rows: int = 0
     host_programs: int = 0
     host_fallbacks: int = 0
+    chip_seconds: float = 0.0
 
 
 counters = Stats()
