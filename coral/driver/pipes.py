@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from coral.driver.bringup import OUTFEED_CHUNK_BYTES
@@ -49,7 +49,7 @@ class Pipes:
         self.writes: deque[tuple[Transfer, int]] = deque()
         self._event: Transfer | None = None
         self._watch: Transfer | None = None
-        self._waits_for = ""
+        self._waits_for: Callable[[], str] = str
 
     def begin(self, prepared: Prepared, wires: Wires, buffers: dict[str, Buffer]) -> Iterator[bool]:
         """Sends what can be sent of a program without waiting; ``finish`` has to follow with what is returned.
@@ -75,7 +75,7 @@ class Pipes:
             if left <= 0:
                 self.link.counters.faults["timeout"] += 1
                 raise TransferFailed(
-                    f"nothing happened for {self.stall_timeout_s:g} s while waiting for {self._waits_for}"
+                    f"nothing happened for {self.stall_timeout_s:g} s while waiting for {self._waits_for()}"
                 )
             self.link.handle.wait(left)
         self._check_quiet("beyond the program's outputs and events")
@@ -174,13 +174,13 @@ class Pipes:
         reader = _Reader(self, segment.ins, self._whole and not prepared.in_pieces)
         writer = _Writer(self, segment.outs, wires, buffers)
         reader.ask()
+        self._waits_for = lambda: " and ".join(filter(None, [writer.waits_for, reader.waits_for]))
         while True:
             progress = writer.send() | reader.take()
             reader.ask()
             self._check_interrupt()
             if writer.done and reader.done:
                 break
-            self._waits_for = " and ".join(filter(None, [writer.waits_for, reader.waits_for]))
             yield progress
         prepared.in_pieces |= self._whole and not reader.whole
         self.link.counters.output_bytes += reader.total
@@ -192,7 +192,7 @@ class Pipes:
 
     def _next_event(self, what: str) -> Generator[bool, None, tuple[int, int, int]]:
         """(address, size, tag) of the next event."""
-        self._waits_for, progress = what, True
+        self._waits_for, progress = lambda: what, True
         assert self._event is not None
         while self._event.status == "pending":
             self._check_interrupt()

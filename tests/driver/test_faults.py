@@ -115,6 +115,18 @@ def test_cured_by_a_repetition(bed: Bed, name: str) -> None:
     assert stick.counters.retries == 1
 
 
+def test_unplugged_after_the_event(bed: Bed) -> None:
+    """The call has ended: its outputs are right, and the next call finds out."""
+    stick = bed.start(Fault(Kind.EVENT, 1, Effect.DISCONNECT, size=1, **AT_ONCE))
+    started = bed.now()
+    good(stick)
+    assert not bed.stick.faults.unfired
+    bed.sleep(0.05 * bed.layer)
+    good(stick)
+    within(bed, started, 2)
+    assert (stick.counters.recoveries, stick.counters.faults["StickGone"]) == (1, 1)
+
+
 # Faults that no repetition cures, the error, and whether the stick has to be replugged afterwards.
 LASTING: dict[str, tuple[list[Fault], type[Exception], bool]] = {
     "unplugged for good": ([Fault(Kind.INPUT, 0, Effect.DISCONNECT)], driver.StickGone, True),
