@@ -8,7 +8,6 @@ and logits are constants, computed once from the float weights. Source: docs/sto
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from tinygrad import nn
@@ -16,9 +15,8 @@ from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import UOp
 
 from coral.llm.checkpoint import Checkpoint, Config
+from coral.llm.reference import EPSILON, THETA, Reference
 from coral.llm.tokenizer import BOS
-
-EPSILON = 1e-5
 
 
 class Joined:
@@ -154,27 +152,13 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = Non
 
 def angles(c: Config) -> tuple[np.ndarray, np.ndarray]:
     """Cosines and sines [context, head_size / 2] of the rotary embedding."""
-    turn = np.outer(np.arange(c.context), 10000.0 ** (-np.arange(0, c.head_size, 2) / c.head_size))
+    turn = np.outer(np.arange(c.context), THETA ** (-np.arange(0, c.head_size, 2) / c.head_size))
     return np.cos(turn).astype(np.float32), np.sin(turn).astype(np.float32)
 
 
 def first_position(ck: Checkpoint) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
-    """Keys and values [kv_heads, 1, head_size] of BOS per layer, and the logits [vocabulary] of a story's first word.
-
-    With one position to attend to, attention returns its value, and nothing is turned.
-    """
-    c, begin = ck.config, []
-    x = ck.embedding[BOS].astype(np.float64)
-
-    def norm(v: Any, gain: np.ndarray) -> Any:
-        return v / np.sqrt(np.mean(v * v) + EPSILON) * gain
-
-    for i in range(c.layers):
-        h = norm(x, ck.att_norm[i])
-        k, v = ((w[i] @ h).reshape(c.kv_heads, 1, c.head_size) for w in (ck.wk, ck.wv))
-        begin.append((k.astype(np.float32), v.astype(np.float32)))
-        x = x + ck.wo[i] @ np.repeat(v[:, 0], c.heads // c.kv_heads, axis=0).reshape(-1)
-        h = norm(x, ck.ffn_norm[i])
-        gate = ck.w1[i] @ h
-        x = x + ck.w2[i] @ (gate / (1 + np.exp(-gate)) * (ck.w3[i] @ h))
-    return begin, (ck.classifier @ norm(x, ck.norm)).astype(np.float32)
+    """Keys and values [kv_heads, 1, head_size] of BOS per layer, and logits [vocabulary] of the first word."""
+    reference = Reference(ck)
+    logits = reference.step(BOS, 0).astype(np.float32)
+    keys, values = (a[:, 0, :, None].astype(np.float32) for a in (reference.keys, reference.values))
+    return list(zip(keys, values, strict=True)), logits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from coral.llm.checkpoint import Checkpoint, Config, shapes
+from coral.llm.engine import Usage, Weights, check_rewind, check_step
 
 
 def random_checkpoint(config: Config, seed: int = 0) -> Checkpoint:
@@ -50,3 +51,53 @@ def decoder(ck: Checkpoint, ids: list[int]) -> np.ndarray:
         gate = h @ ck.w1[i].T
         x = x + (gate / (1 + np.exp(-gate)) * (h @ ck.w3[i].T)) @ ck.w2[i].T
     return norm(x, ck.norm) @ ck.classifier.T
+
+
+class CountingSession:
+    """A session whose logits depend on the words so far, and nothing else; ``faults`` are raised instead of a step."""
+
+    def __init__(self, engine: CountingEngine, rows: int) -> None:
+        self.rows, self.position, self.engine = rows, 1, engine
+        self.fed: list[list[int]] = [[] for _ in range(rows)]
+
+    def logits(self) -> np.ndarray:
+        return np.stack([self.engine.table[hash(tuple(ids)) % len(self.engine.table)] for ids in self.fed])
+
+    def step(self, ids: np.ndarray) -> np.ndarray:
+        check_step(self.engine.config, self.position, ids, self.rows)
+        if self.engine.faults:
+            raise self.engine.faults.pop()
+        for mine, word in zip(self.fed, ids.tolist(), strict=True):
+            mine.append(word)
+        self.position += 1
+        self.engine.steps += 1
+        return self.logits()
+
+    def rewind(self, position: int) -> None:
+        check_rewind(self, position)
+        self.position = position
+        self.fed = [ids[: position - 1] for ids in self.fed]
+
+
+class CountingEngine:
+    """A model that needs no arithmetic."""
+
+    name = "counting"
+
+    def __init__(self, vocabulary: int = 300, context: int = 64) -> None:
+        self.config = Config(8, 8, 1, 2, 1, vocabulary, context)
+        self.table = np.random.default_rng(0).normal(0, 3, (997, vocabulary)).astype(np.float32)
+        self.faults: list[Exception] = []
+        self.steps = 0
+
+    def session(self, rows: int) -> CountingSession:
+        return CountingSession(self, rows)
+
+    def session_bytes(self, rows: int) -> int:
+        return 1000 * rows
+
+    def usage(self) -> Usage:
+        return Usage(self.steps, 100 * self.steps, 10 * self.steps, 1e-3 * self.steps)
+
+    def weights(self) -> list[Weights]:
+        return [Weights("layer 0 wo", tile, 0, 20) for tile in range(3)]
