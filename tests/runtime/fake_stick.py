@@ -54,6 +54,9 @@ class FakeStick:
         self.run(caching)
         return True
 
+    def evict(self, caching: Program) -> None:
+        self.resident.discard(caching)
+
     def lose_everything(self) -> None:
         self.resident.clear()
         self.wide[:] = 0xEE

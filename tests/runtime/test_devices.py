@@ -32,7 +32,7 @@ def test_layers_run_on_the_simulated_stick():
     for _ in range(2):
         for spec, x, w, b in layers:
             np.testing.assert_array_equal(runtime.linear(spec, x, w, b), reference(spec, x, w, b))
-    assert (runtime.stats.calls, runtime.stats.uploads) == (12, 3)
+    assert (runtime.stats.calls, runtime.stats.uploads) == (6, 3)
 
 
 def test_one_runtime_per_stick_until_it_is_closed():

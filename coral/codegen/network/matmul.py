@@ -58,15 +58,7 @@ class Matmul:
         )
 
     def _network(self, weights: np.ndarray, bias: np.ndarray | None) -> Network:
-        q, k = self.quant, round_up(self.k, WORD_BYTES)
-        padded = np.full((self.n, 1, 1, k), q.w_zp, np.uint8)
-        padded[:, 0, 0, : self.k] = weights
-        layer = Conv((INPUT,), OUTPUT, (q.clamp_min, q.clamp_max), padded, bias, q.w_zp, q.mult)
-        tensors = {
-            INPUT: Tensor(INPUT, 1, 1, k, q.in_zp, q.in_scale),
-            OUTPUT: Tensor(OUTPUT, 1, 1, self.n, q.out_zp, q.out_scale),
-        }
-        return Network(f"matmul_{self.m}x{self.n}x{self.k}", tensors, (INPUT,), (layer,), (OUTPUT,))
+        return product_network(f"matmul_{self.m}x{self.n}x{self.k}", self.quant, weights, bias)
 
     @property
     def floor_rows(self) -> int:
@@ -117,6 +109,19 @@ class Matmul:
         if len(raw) != self.output_bytes:
             raise CodegenError(f"output has {len(raw)} bytes, {self.output_bytes} are needed")
         return unpack_output(self.execution.outputs[0], raw).reshape(self.m, self.n)
+
+
+def product_network(name: str, quant: FcQuant, weights: np.ndarray, bias: np.ndarray | None) -> Network:
+    """One row from ``x`` to ``y``: weights uint8 [N, K], bias int32 [N]; K is padded to whole words."""
+    (n, k), q = weights.shape, quant
+    padded = np.full((n, 1, 1, round_up(k, WORD_BYTES)), q.w_zp, np.uint8)
+    padded[:, 0, 0, :k] = weights
+    layer = Conv((INPUT,), OUTPUT, (q.clamp_min, q.clamp_max), padded, bias, q.w_zp, q.mult)
+    tensors = {
+        INPUT: Tensor(INPUT, 1, 1, padded.shape[3], q.in_zp, q.in_scale),
+        OUTPUT: Tensor(OUTPUT, 1, 1, n, q.out_zp, q.out_scale),
+    }
+    return Network(name, tensors, (INPUT,), (layer,), (OUTPUT,))
 
 
 def matmul(m: int, n: int, k: int, quant: FcQuant, *, parameter_row: int = 0, tile_shift: int = 0) -> Matmul:
