@@ -1,0 +1,78 @@
+"""Networks and batches of rows on the simulated stick, against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from codegen.network.harness import Maker
+from codegen.network.random_networks import draw
+
+from coral.codegen import network as nw
+from coral.runtime import RuntimeFault
+from runtime.simulated import build_once, check, images, never, opened
+from runtime.test_runtime import layer, reference
+
+
+def small(seed: int, channels: int = 8) -> nw.Network:
+    """A convolution, a pool and a dense layer."""
+    m = Maker(seed, 8, 8, channels)
+    m.layer(nw.Conv, 2 * channels, (3, 3))
+    m.pool(nw.MaxPool, (2, 2), (2, 2))
+    m.dense(10)
+    return m.network()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_networks(seed):
+    maker, _, batch = draw(seed, 3e5)
+    network, rng = maker.network(), np.random.default_rng(seed)
+    with opened() as (runtime, _):
+        for n, build in ((batch, build_once(network)), (1, never), (batch + 1, never)):
+            x = images(rng, network, n)
+            check(runtime.network(seed, build, x), network, x)
+        assert runtime.stats.calls == 3
+
+
+def test_every_batch_and_row_is_what_it_would_be_alone():
+    network, rng = small(0), np.random.default_rng(0)
+    with opened() as (runtime, _):
+        x = images(rng, network, 600)
+        every = runtime.network("k", build_once(network), x)
+        check(every, network, x, step=50)
+        name = network.outputs[0]
+        for n in (1, 2, 3, 8, 31, 32, 33, 256, 257):
+            got = runtime.network("k", never, {"x": x["x"][:n]})
+            np.testing.assert_array_equal(got[name], every[name][:n])
+        assert runtime.network("k", never, {"x": x["x"][:0]})[name].shape == (0, 1, 1, 10)
+
+
+@pytest.mark.parametrize(("n", "k"), [(288, 767), (288, 768), (288, 769), (10, 64)])
+def test_linear_batches(n, k):
+    """One call per 256 rows, one upload for all numbers of rows."""
+    spec, x, w, b = layer(np.random.default_rng(k), n, k, rows=300)
+    expected = reference(spec, x, w, b)
+    with opened() as (runtime, _):
+        for m in (2, 3, 8, 31, 32, 33, 256, 300):
+            np.testing.assert_array_equal(runtime.linear(spec, x[:m], w, b, key=0), expected[:m])
+        assert (runtime.stats.calls, runtime.stats.uploads) == (9, 1)
+        np.testing.assert_array_equal(runtime.linear(spec, x[:1], w, b, key=0), expected[:1])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (
+            {"x": np.zeros((1, 8, 8, 8), np.int8)},
+            r"input 'x' is int8 \(1, 8, 8, 8\), needed is uint8 \(images, 8, 8, 8",
+        ),
+        ({"x": np.zeros((1, 8, 8, 4), np.uint8)}, r"input 'x' is uint8 \(1, 8, 8, 4\)"),
+        ({"x": np.zeros((8, 8, 8), np.uint8)}, r"input 'x' is uint8 \(8, 8, 8\)"),
+        ({"y": np.zeros((1, 8, 8, 8), np.uint8)}, r"inputs \['y'\] were given, it takes \['x'\]"),
+        ({}, r"inputs \[\] were given"),
+    ],
+)
+def test_wrong_inputs_send_nothing(inputs, message):
+    with opened() as (runtime, stick):
+        with pytest.raises(RuntimeFault, match=message):
+            runtime.network(0, lambda: small(0), inputs)
+        assert stick.counters.calls == 0
