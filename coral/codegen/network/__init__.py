@@ -20,6 +20,7 @@ from coral.codegen.network.graph import (
 )
 from coral.codegen.network.matmul import Matmul, matmul
 from coral.codegen.network.program import NetworkProgram
+from coral.codegen.network.split import programs, split
 from coral.codegen.network.tiling import Grid
 
 __all__ = [
@@ -42,5 +43,7 @@ __all__ = [
     "Tensor",
     "Window",
     "matmul",
+    "programs",
     "same",
+    "split",
 ]

@@ -79,7 +79,7 @@ class Plan:
                     part = self.tensors[name]
                     if roots[name] != (name, 0) or name in self.network.inputs:
                         raise ShapeError(f"{name!r} belongs to two concatenations or is an input; it must be copied")
-                    if part.c % WORD_BYTES:
+                    if part.c % WORD_BYTES and name != stage.inputs[-1]:
                         raise ShapeError(
                             f"{name!r} has {part.c} channels, parts of a concatenation have multiples of 4"
                         )

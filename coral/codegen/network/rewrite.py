@@ -108,16 +108,19 @@ def with_copies(network: Network) -> Network:
 
 
 def with_padded_inputs(network: Network, *, always: bool) -> Network:
-    """Where positions of an input are no whole words and anything but one convolution reads them: an exact copy first.
+    """Where positions of an input are no whole words and anything but one convolution reads them, or one whose results
+    lie between others: an exact copy first.
 
     ``always``: also in front of one convolution.
     """
     tensors, copies, padded = dict(network.tensors), [], {}
+    parts = {n for s in network.stages if isinstance(s, Concatenate | Slice) for n in (*s.inputs, s.output)}
+    parts |= {n for s in network.stages if isinstance(s, Add | Multiply) and parts & set(s.inputs) for n in s.inputs}
     for name in network.inputs:
         x, readers = tensors[name], list(network.readers(name))
         if x.c % WORD_BYTES == 0 or all(isinstance(r, Dense) for r in readers):
             continue
-        if not always and len(readers) == 1 and type(readers[0]) is Conv:
+        if not always and len(readers) == 1 and type(readers[0]) is Conv and readers[0].output not in parts:
             continue
         padded[name] = copy = f"{name}:padded"
         tensors[copy] = replace(x, name=copy)

@@ -66,6 +66,19 @@ def check(
     return chip
 
 
+def check_chain(parts: list[nw.NetworkProgram], whole: nw.Network, images: dict[str, np.ndarray], seed: int) -> None:
+    """Programs that follow each other, on one chip; every output of the whole as the reference has it."""
+    chip, values = Chip(seed=seed), dict(images)
+    for p in parts:
+        run(chip, p.caching())
+        values |= outputs(p, run(chip, p.execution, p.pack({name: values[name] for name in p.network.inputs})))
+    tensors = [whole.tensors[name] for name in whole.inputs]
+    for i in range(len(images[whole.inputs[0]])):
+        expected = run_network(whole, {t.name: images[t.name][i].reshape(t.y, t.x, t.c) for t in tensors})
+        for name in whole.outputs:
+            np.testing.assert_array_equal(values[name][i], expected[name], err_msg=f"{name}, image {i}")
+
+
 class Maker:
     """Grows a network with random weights, stage by stage.
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from codegen.network.harness import Maker, check
+from codegen.network.harness import Maker, check, check_chain
+from codegen.network.random_networks import draw
 from coral.codegen import ShapeError
 from coral.codegen import network as nw
+from coral.codegen.network.rewrite import weight_rows
 
 ONE_TILE = (1500, *(None,) * 15)
 MEGABYTE = 1 << 20
@@ -69,3 +71,31 @@ def test_nine_megabytes_of_weights(layers, width):
 def test_nine_megabytes_of_weights_on_the_chip(layers, width):
     m = large(layers, width)
     check(nw.NetworkProgram(m.network(), stream=True), m.images(1), seed=layers)
+
+
+def test_layers_with_a_third_of_the_room_each():
+    m = mixed(4)
+    rows = weight_rows(m.stages) // 2
+    parts = nw.programs(m.network(), rows=rows)
+    assert [len(p.network.stages) for p in parts] == [3, 1, 1]
+    assert all(weight_rows(p.network.stages) <= rows for p in parts)
+    check_chain(parts, m.network(), m.all_images(1), seed=4)
+    assert nw.split(m.network()) == [m.network()]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_networks_cut_everywhere(seed):
+    """Tensors that are alive across a cut, parts of concatenations and slices among them."""
+    m, _, batch = draw(30_000 + seed, 5e4)
+    network = m.network()
+    parts = nw.programs(network, batch=batch, rows=1 + weight_rows(network.stages) // 4)
+    check_chain(parts, network, m.all_images(batch), seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(300))
+def test_many_random_networks_cut_everywhere(seed):
+    m, _, batch = draw(40_000 + seed, 5e5)
+    network = m.network()
+    parts = nw.programs(network, batch=batch, rows=1 + weight_rows(network.stages) // 4)
+    check_chain(parts, network, m.all_images(batch), seed)
