@@ -39,6 +39,8 @@ class Chip:
     :param seed: units run in a random order, reproducible by seed, with ring consumers last; None: a fixed order
     :param budget: instructions that a program may execute before it counts as an endless loop
     :param replay: repeat recorded effects when a program is run again (never with a seed)
+    :param bold: take for granted what no program of Google's shows: narrow memory and all of wide memory survive from
+        program to program, every tile instruction may take its mask from a register (without replay)
     :param machine_type: a subclass of ``Machine`` that watches (without replay, so that there is something to see)
     """
 
@@ -48,9 +50,11 @@ class Chip:
         seed: int | None = None,
         budget: int = BUDGET,
         replay: bool = True,
+        bold: bool = False,
         machine_type: type[Machine] = Machine,
     ) -> None:
-        self.seed, self.budget, self.replays = seed, budget, replay and seed is None
+        self.seed, self.budget, self.bold = seed, budget, bold
+        self.replays = replay and seed is None and not bold
         self.machine_type = machine_type
         self.outputs: deque[bytes] = deque()
         self.written: deque[NDArray[np.bool_]] = deque()
@@ -67,7 +71,7 @@ class Chip:
 
     def reset(self) -> None:
         """Put the chip to sleep: every byte of its memories is unwritten, queues are empty, no program runs."""
-        self.values, self.memory = Values(), Memory()
+        self.values, self.memory = Values(), Memory(survives=self.bold)
         self.versions += 1
         self.machine: Machine | None = None
         self.running: Replay | None = None
@@ -130,8 +134,9 @@ class Chip:
         """Execute instruction by instruction."""
         if self.machine is None:
             self.values.restart()
-            self.memory.restart()
+            self.memory.restart(self.values)
             self.machine = self.machine_type(self.memory, self.values, self.seed, self.budget)
+            self.machine.bold = self.bold
         machine = self.machine
         for tag, data in feeds:
             if tag == isa.Tag.INSTRUCTIONS:
@@ -182,6 +187,7 @@ class Chip:
                 if tag == isa.Tag.INSTRUCTIONS and data in self.chunks:
                     self.chunks[data].forget()
         self.settle(own, stay, ids)
+        self.memory.keep(self.values)
         self.take(info)
         self.machine, self.pending = None, [(int(t), d) for t, d in early] + self.pending
         if self.machine_type is Machine:

@@ -93,23 +93,36 @@ class Memory:
 
     Only rows that a program loaded to stay (``resident``: by a ring consumer that waits for nothing) keep their content
     for the next program. Whether anything else survives is not known, so nothing may rely on it. ``lost`` are rows
-    whose parameters a later program overwrote.
+    whose parameters a later program overwrote. With ``survives`` every row counts as loaded to stay, and narrow memory
+    keeps its content, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, survives: bool = False) -> None:
+        self.survives = survives
+        self.kept: tuple[NDArray[np.bool_], NDArray[np.uint8]] | None = None
         self.wide: Ids = np.zeros((TILES, WIDE_ROWS, ROW_BYTES), np.int32)
         self.dirty = np.zeros((TILES, WIDE_ROWS), bool)
         self.resident = np.zeros((TILES, WIDE_ROWS), bool)
         self.lost = np.zeros((TILES, WIDE_ROWS), bool)
         self.restart()
 
-    def restart(self) -> None:
-        """What a new program finds: resident rows as they were, everything else unwritten."""
+    def restart(self, values: Values | None = None) -> None:
+        """What a new program finds: resident rows as they were, kept narrow memory, everything else unwritten."""
         self.narrow: Ids = np.zeros((TILES, NARROW_WORDS, 4), np.int32)
+        if self.kept is not None and values is not None:
+            written, data = self.kept
+            base = values.make(data.size, LEVEL_FIXED)
+            values.data[base : base + data.size] = data.reshape(-1)
+            self.narrow = np.where(written, base + np.arange(data.size, dtype=np.int32).reshape(data.shape), 0)
         self.scalar: Ids = np.zeros((SCALAR_WORDS, 4), np.int32)
         self.staging = {s: np.zeros((n, UNIT_BYTES[s]), np.int32) for s, n in STAGING_UNITS.items()}
         self.scaling: Ids = np.zeros((TILES, SCALING_ENTRIES, 8), np.int32)
         self.unread = np.zeros((TILES, WIDE_ROWS), bool)
+
+    def keep(self, values: Values) -> None:
+        """Remember what narrow memory holds, if it survives."""
+        if self.survives:
+            self.kept = self.narrow > 0, values.data[np.maximum(self.narrow, 0)]
 
     def settle(self) -> tuple[Rows, Rows, Ids]:
         """Wide rows that the program wrote for its own use, and those it loaded to stay with their identifiers."""
@@ -133,6 +146,7 @@ class Memory:
     def note(self, tile: int, rows: Any, stay: bool) -> None:
         """Rows of wide memory are written, to stay for later programs or not."""
         self.dirty[tile, rows] = True
+        stay = stay or self.survives
         if stay:
             self.lost[tile, rows] = False
         else:
@@ -298,7 +312,9 @@ class Unit:
 
 
 class Machine:
-    """Memories, counters and units of one chip while a program runs."""
+    """Memories, counters and units of one chip while a program runs. ``bold``: see ``Chip``."""
+
+    bold = False
 
     def __init__(self, memory: Memory, values: Values, seed: int | None, budget: int) -> None:
         from coral.chip.nodes import Builder

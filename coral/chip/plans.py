@@ -28,8 +28,6 @@ class Plan:
         self.where = f"{instruction.mnemonic} at word {word}{seq}"
         self.unit = instruction.unit
         self.field_is("pred_en", 0)
-        if isinstance(instruction, isa.TileInstruction) and not isinstance(instruction, isa.N2w | isa.RingSend):
-            self.field_is("tile_mask_indirect", 0)
 
     def job(self, machine: Machine, place: int) -> Job:
         """This instruction on one tile."""

@@ -323,6 +323,8 @@ class ScalarCore(Unit):
             machine.dispatched(job)
             machine.unit(SCALAR_NODE, plan.unit).put(job)
             return
+        if not machine.bold and not isinstance(i, isa.N2w | isa.RingSend):
+            plan.field_is("tile_mask_indirect", 0)
         mask = self.register(i.tile_mask_reg, "the tile mask") if i.tile_mask_indirect else i.tile_mask
         for tile in self.tiles(mask):
             if isinstance(plan, N2w) and plan.indirect:
