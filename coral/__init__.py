@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["CoralError", "__version__", "export_tflite", "load", "quantize"]
+__all__ = ["CoralError", "__version__", "compile", "export_tflite", "load", "quantize"]
 
 
 class CoralError(Exception):
@@ -18,12 +18,14 @@ class CoralError(Exception):
 
 
 _LAZY = {
+    "compile": ("coral.apps.compile", "compile_model"),
     "export_tflite": ("coral.apps.export", "export_tflite"),
     "load": ("coral.apps.model", "load"),
     "quantize": ("coral.quantize.api", "quantize"),
 }
 
 if TYPE_CHECKING:
+    from coral.apps.compile import compile_model as compile
     from coral.apps.export import export_tflite as export_tflite
     from coral.apps.model import load as load
     from coral.quantize.api import quantize as quantize

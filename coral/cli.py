@@ -230,6 +230,23 @@ def run(
     )
 
 
+@app.command("compile")
+def compile_(
+    models: Annotated[
+        list[Path], typer.Argument(metavar="MODEL ...", exists=True, dir_okay=False, readable=True, show_default=False)
+    ],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; a folder for several models.")] = None,
+    batch: Annotated[int, typer.Option(help="Images per call.")] = 1,
+    clock: Annotated[str, typer.Option(help="Clock of the chip: max, std, medium or low.")] = "std",
+    report: Annotated[Literal["text", "json", "none"], typer.Option(help="What to print about it.")] = "text",
+    picture: Annotated[Path | None, typer.Option(dir_okay=False, help="Placement and timeline to write (PNG).")] = None,
+) -> None:
+    """Compile quantised TFLite MODELs for a stick; several are compiled to stay on the chip together."""
+    from coral.apps.compile import compile_files
+
+    compile_files(models, out, batch=batch, clock=clock, report=report, picture=picture)
+
+
 @app.command()
 def verify(
     original: InputFile,

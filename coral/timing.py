@@ -62,6 +62,11 @@ def chip_cycles(streams: Iterable[bytes]) -> float:
     return _busiest(streams, op_cycles) + sum(map(scalar_loop_cycles, streams))
 
 
+def busiest_steps(streams: Iterable[bytes]) -> int:
+    """Steps of the tile that has most of them."""
+    return int(_busiest(streams, op_steps))
+
+
 def scalar_loop_cycles(stream: bytes) -> int:
     """Bundles that the scalar core executes in loops of nothing but bundles."""
     placed = dict(isa.decode(stream))

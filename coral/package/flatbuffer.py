@@ -4,7 +4,7 @@ schema in text. The ``flatbuffers`` library builds; its reading side trusts the 
 A schema has, for every table, a line ``table NAME`` and then its fields, ``name:type`` in slot order. Types: ``bool i8
 u8 i16 i32 u32 i64 u64 f32``, ``str``, ``bytes`` ([ubyte]), ``span`` ([ubyte], only located), ``[scalar]``, ``[pair]``
 (struct of two i32), ``[blob]`` (strings of any bytes), ``Table``, ``[Table]``, ``at`` (a table, checked and located
-only), ``A|B`` (union, two slots).
+only; written by a function of the builder that returns its offset), ``A|B`` (union, two slots).
 A field called ``-`` is skipped. ``bytes`` and ``[blob]`` may ask for an alignment: ``bytes@4096``. A field of
 tables marked ``<`` has its tables behind its aligned siblings. A ``table NAME closed`` refuses slots that the schema
 lacks, because a rewritten file would lose them.
@@ -267,6 +267,8 @@ def _table(schema: dict[str, Table], builder: flatbuffers.Builder, name: str, re
 
 def _reference(schema: dict[str, Table], builder: flatbuffers.Builder, entry: Field, value: Any) -> int:
     kind = entry.type
+    if kind == "at":
+        return value(builder)
     if kind == "str":
         return builder.CreateString(value) if value else builder.CreateSharedString("")
     if kind == "bytes":

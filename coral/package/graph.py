@@ -38,7 +38,8 @@ SCHEMA = parse_schema("""
         -:[f32] -:[f32] scale:[f32] zero_point:[i64] -:Details| quantized_dimension:i32
     table Operator
         opcode_index:u32 inputs:[i32] outputs:[i32] builtin_options_type:u8 builtin_options:at
-        custom_options:span custom_options_format:i8 -:[bool] intermediates:[i32]
+        custom_options:span custom_options_format:i8 -:[bool] intermediates:[i32] -:u64 -:u64
+        builtin_options_2_type:u8
     table Buffer
         data:span offset:u64 size:u64
 """)
@@ -88,8 +89,9 @@ class Tensor:
 class Operator:
     """A TFLite operator: builtin name such as ``CONV_2D`` (or its custom code), tensor numbers (-1: left out), options.
 
-    ``options`` holds the fields of the builtin option table in snake case, with activations and paddings by name.
-    ``intermediates`` are tensors that only carry the quantisation of inner values (LSTM).
+    ``options`` holds the fields of the builtin option table in snake case, with activations and paddings by name;
+    ``options_type`` is the table's name. ``intermediates`` are tensors that only carry the quantisation of inner values
+    (LSTM). ``custom_options`` lie in the file, or are bytes that a file is to get.
     """
 
     name: str
@@ -97,7 +99,10 @@ class Operator:
     outputs: tuple[int, ...]
     options: dict[str, Any]
     intermediates: tuple[int, ...] = ()
-    custom_options: Span | None = None
+    custom_options: Span | bytes | None = None
+    options_type: str = ""
+    version: int = 1
+    custom: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,10 @@ def read_model(source: Path | str | bytes) -> Model:
     buffers = [
         _buffer(reader, buffer, f"Model.buffers[{index}]") for index, buffer in enumerate(record.get("buffers", ()))
     ]
-    names = [_operator_name(reader, code) for code in record.get("operator_codes", ())]
+    names = [
+        (_operator_name(reader, code), code.get("version", 1), _builtin(code) == CUSTOM)
+        for code in record.get("operator_codes", ())
+    ]
     graphs = tuple(_graph(reader, graph, buffers, names) for graph in record.get("subgraphs", ()))
     if not graphs:
         raise reader.error("Model.subgraphs", "the file holds no graph")
@@ -162,23 +170,27 @@ def _buffer(reader: Reader, record: Record, place: str) -> memoryview:
 
 
 @functools.cache
-def _labels(enum: str) -> dict[int, str]:
+def labels(enum: str) -> dict[int, str]:
     """Names of an enumeration of the TFLite schema, by number."""
     import tflite  # imports hundreds of modules, which only readers of TFLite files should wait for
 
     return {number: name for name, number in vars(getattr(tflite, enum)).items() if isinstance(number, int)}
 
 
+def _builtin(code: Record) -> int:
+    return max(code.get("builtin_code", 0), code.get("deprecated_builtin_code", 0))
+
+
 def _operator_name(reader: Reader, code: Record) -> str:
-    number = max(code.get("builtin_code", 0), code.get("deprecated_builtin_code", 0))
+    number = _builtin(code)
     if number == CUSTOM:
         return code.get("custom_code", "")
-    if number not in _labels("BuiltinOperator"):
+    if number not in labels("BuiltinOperator"):
         raise reader.error("Model.operator_codes", f"builtin operator {number} is unknown")
-    return _labels("BuiltinOperator")[number]
+    return labels("BuiltinOperator")[number]
 
 
-def _graph(reader: Reader, record: Record, buffers: list[memoryview], names: list[str]) -> Graph:
+def _graph(reader: Reader, record: Record, buffers: list[memoryview], names: list[tuple[str, int, bool]]) -> Graph:
     graph = record.get("name", "")
     tensors = tuple(_tensor(reader, tensor, buffers) for tensor in record.get("tensors", ()))
     operators = []
@@ -188,8 +200,11 @@ def _graph(reader: Reader, record: Record, buffers: list[memoryview], names: lis
         if index >= len(names):
             raise reader.error(place, f"opcode_index {index}, the file has {len(names)} operator codes")
         ends = [_indices(reader, operator, end, tensors, place) for end in ("inputs", "outputs", "intermediates")]
-        options = _options(reader, operator, place)
-        operators.append(Operator(names[index], ends[0], ends[1], options, ends[2], operator.get("custom_options")))
+        if operator.get("builtin_options_2_type", 0):
+            raise reader.error(place, "its options are of a newer kind (builtin_options_2)")
+        options, kind = _options(reader, operator, place)
+        (name, version, custom), own = names[index], operator.get("custom_options")
+        operators.append(Operator(name, ends[0], ends[1], options, ends[2], own, kind, version, custom))
     inputs, outputs = (_indices(reader, record, end, tensors, f"graph {graph!r}") for end in ("inputs", "outputs"))
     return Graph(graph, tensors, inputs, outputs, tuple(operators))
 
@@ -229,18 +244,20 @@ def _tensor(reader: Reader, record: Record, buffers: list[memoryview]) -> Tensor
     )
 
 
-def _options(reader: Reader, operator: Record, place: str) -> dict[str, Any]:
+def _options(reader: Reader, operator: Record, place: str) -> tuple[dict[str, Any], str]:
+    """Fields of the option table, and its name."""
     number, position = operator.get("builtin_options_type", 0), operator.get("builtin_options")
     if not number or position is None:
-        return {}
-    if number not in _labels("BuiltinOptions"):
+        return {}, ""
+    if number not in labels("BuiltinOptions"):
         raise reader.error(place, f"builtin options of type {number} are unknown")
-    name = _labels("BuiltinOptions")[number]
+    name = labels("BuiltinOptions")[number]
     kind, accessors = _accessors(name)
     table = kind()
     try:
         table.Init(reader.data, position)
-        return {field: _readable(field, accessor, getattr(table, accessor)()) for field, accessor in accessors.items()}
+        values = {f: _readable(f, accessor, getattr(table, accessor)()) for f, accessor in accessors.items()}
+        return values, name
     except DAMAGE as error:
         raise reader.error(place, f"damaged {name}: {error}") from None
 
@@ -264,7 +281,7 @@ def _accessors(name: str) -> tuple[type, dict[str, str]]:
 def _readable(field: str, accessor: str, value: Any) -> Any:
     enum = {"fused_activation_function": "ActivationFunctionType", "padding": "Padding"}.get(field)
     if enum:
-        return _labels(enum)[value]
+        return labels(enum)[value]
     if accessor.endswith("AsNumpy"):
         return tuple(value.tolist()) if isinstance(value, np.ndarray) else ()  # 0 stands for an absent vector
     return value.decode() if isinstance(value, bytes) else value

@@ -12,7 +12,7 @@ from pathlib import Path
 from flatbuffers import flexbuffers
 
 from coral.package.container import Package, read_package, write_package
-from coral.package.flatbuffer import Record, parse_schema, write
+from coral.package.flatbuffer import Record, Span, parse_schema, write
 from coral.package.graph import CUSTOM, DAMAGE, IDENTIFIER, Graph, Model, read_model
 from coral.package.graph import SCHEMA as GRAPH_SCHEMA
 from coral.package.program import DType, Layer, PackageError
@@ -65,7 +65,7 @@ def read_edgetpu(source: Path | str | bytes) -> EdgeTpuModel:
         raise PackageError(f"the file has {len(found)} operators {CUSTOM_CODE!r}, a compiled model has one")
     graph, index = found[0]
     span = graph.operators[index].custom_options
-    if span is None:
+    if not isinstance(span, Span):
         raise PackageError(f"the operator {CUSTOM_CODE!r} has no custom options")
     custom, blob = read_custom_map(model.source[span.start : span.start + span.size])
     return EdgeTpuModel(model, read_package(blob), custom, graph, index)
@@ -78,7 +78,7 @@ def replace_package(compiled: EdgeTpuModel, package: Package) -> bytes:
     """
     data = bytearray(compiled.model.source)
     span = compiled.graph.operators[compiled.operator].custom_options
-    if span is None:
+    if not isinstance(span, Span):
         raise PackageError(f"the operator {CUSTOM_CODE!r} has no custom options")
     options = write_custom_map(compiled.custom, write_package(package))
     data[span.start - 4 : span.start + span.size] = bytes(span.size + 4)

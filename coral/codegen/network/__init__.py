@@ -19,11 +19,12 @@ from coral.codegen.network.graph import (
     same,
 )
 from coral.codegen.network.matmul import Matmul, matmul
-from coral.codegen.network.program import NetworkProgram
+from coral.codegen.network.program import MAX_BATCH, NetworkProgram
 from coral.codegen.network.split import programs, split
 from coral.codegen.network.tiling import Grid
 
 __all__ = [
+    "MAX_BATCH",
     "POINT",
     "Add",
     "AveragePool",

@@ -9,12 +9,12 @@ import pytest
 from conftest import shared
 
 from codegen.network.harness import Maker, check, outputs, run
-from codegen.network.importer import Importer, body
 from codegen.network.random_networks import draw
 from coral import numerics
 from coral.chip import Chip
 from coral.codegen import ShapeError
 from coral.codegen import network as nw
+from coral.compiler.lowering import Lowering, unique_names
 from coral.evaluate import evaluate
 from coral.package.graph import read_model
 
@@ -109,9 +109,23 @@ def test_large_models_against_the_layer_judge(corpus, name):
     _model(corpus, name)
 
 
+def network_of(graph, first, last) -> nw.Network:
+    """The operators between two tensors as one network."""
+    lowering = Lowering(graph, unique_names(graph), 1)
+    lowering.source(first)
+    for number, op in enumerate(graph.operators):
+        if lowering.values.keys() & set(op.inputs):
+            lowering.take(number)
+        if last in op.outputs:
+            break
+    return lowering.network("model", (lowering.values[last].name,))
+
+
 def _model(corpus, name):
     graph = read_model(corpus / name).main
-    network, first, last = body(graph)
+    first = graph.inputs[0]
+    last = next((op.inputs[0] for op in graph.operators if op.name == "SOFTMAX"), graph.outputs[0])
+    network = network_of(graph, first, last)
     p = nw.NetworkProgram(network)
     source, target = graph.tensors[first], graph.tensors[last]
     assert len(p.execution.bitstreams[0].data) <= 16 * MODELS[name]
@@ -131,7 +145,7 @@ def test_backbone_of_movenet(corpus):
     graph = read_model(corpus / "vision" / "movenet_single_pose_lightning_ptq.tflite").main
     first = next(op.inputs[0] for op in graph.operators if op.name == "CONV_2D")
     last = next(op.inputs[0] for op in graph.operators if op.name == "RESIZE_BILINEAR")
-    p = nw.NetworkProgram(Importer(graph, first, last).network)
+    p = nw.NetworkProgram(network_of(graph, first, last))
     source, target = graph.tensors[first], graph.tensors[last]
     x = np.random.default_rng(5).integers(0, 256, source.shape).astype(np.uint8)
     expected = evaluate(graph, {source.name: (x ^ 128).view(np.int8)}, outputs=[target.name])[target.name]

@@ -1,0 +1,6 @@
+"""The compiler: quantised TFLite and ONNX models to programs and host operators. Source: docs/compiler.md."""
+
+from coral.compiler.api import Compiled, compile_models
+from coral.compiler.errors import CompileError
+
+__all__ = ["CompileError", "Compiled", "compile_models"]

@@ -1,0 +1,86 @@
+"""``coral.compile``: models in, files for a stick out. Source: docs/compiler.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coral import __version__, timing
+from coral.codegen import network as nw
+from coral.compiler.batch import images_of, rebatched
+from coral.compiler.errors import CompileError
+from coral.compiler.lowering import unique_names
+from coral.compiler.partition import Partition, partition
+from coral.compiler.placing import package_of, placed, token_of
+from coral.compiler.report import Report, report_of
+from coral.compiler.write import compiled_file
+from coral.package.graph import Model, read_model
+from coral.package.tflite_file import CUSTOM_CODE
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One compiled model: ``data`` is the file, ``partition`` says what became of every operator; ``resident``: its
+    parameters and those of all models compiled with it stay on the chip together."""
+
+    name: str
+    data: bytes
+    partition: Partition
+    programs: tuple[nw.NetworkProgram, ...]
+    resident: bool
+
+    def report(self, clock_hz: float = timing.CLOCK_HZ) -> Report:
+        """Every operator's place and cost, and the programs' figures, at a clock of the chip."""
+        return report_of(self.name, self.data, self.partition, self.programs, self.resident, clock_hz)
+
+    def write(self, path: str | Path) -> Path:
+        """Write the file. :raises CompileError: it cannot be written."""
+        path = Path(path)
+        try:
+            path.write_bytes(self.data)
+        except OSError as error:
+            raise CompileError(f"cannot write {path}: {error.strerror}") from None
+        return path
+
+
+def compile_models(sources: Sequence[Path | str | bytes], *, batch: int = 1) -> list[Compiled]:
+    """Compile models together: one parameter caching token, all parameters resident at once if they fit.
+
+    :param sources: TFLite files, as paths or bytes
+    :param batch: images per call, times those of the models
+    :raises CompileError: nothing of a model has a program, or it cannot be compiled at all
+    :raises coral.package.PackageError: a file is damaged
+    """
+    if not 1 <= batch <= nw.MAX_BATCH:
+        raise CompileError(f"batch {batch}: a program takes 1 to {nw.MAX_BATCH} images")
+    models = [(name_of(source), read_model(source)) for source in sources]
+    parts = [_partitioned(name, model, batch) for name, model in models]
+    segments = [segment for part in parts for segment in part.segments]
+    programs, resident = placed([segment.program for segment in segments])
+    common = token_of(programs)
+    compiled, left = [], iter(programs)
+    for (name, model), part in zip(models, parts, strict=True):
+        own = [next(left) for _ in part.segments]
+        packages = [
+            package_of(s, p, common if resident else token_of([p]), "model", f"tinycoral {__version__}")
+            for s, p in zip(part.segments, own, strict=True)
+        ]
+        compiled.append(Compiled(name, compiled_file(model, part, packages), part, tuple(own), resident))
+    return compiled
+
+
+def name_of(source: Path | str | bytes) -> str:
+    """What a model is called in reports."""
+    return "model" if isinstance(source, bytes) else Path(source).stem
+
+
+def _partitioned(name: str, model: Model, batch: int) -> Partition:
+    graph = rebatched(model.main, batch)
+    if any(op.name == CUSTOM_CODE for op in graph.operators):
+        raise CompileError(f"{name} is compiled already: it holds the operator {CUSTOM_CODE!r}")
+    found = partition(graph, unique_names(graph), images_of(graph))
+    if not found.segments:
+        reasons = "; ".join(f"{graph.operators[n].name}: {why}" for n, why in list(found.reasons.items())[:4])
+        raise CompileError(f"{name}: no operator has a program on the chip ({reasons})")
+    return found

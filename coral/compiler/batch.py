@@ -1,0 +1,86 @@
+"""More images per call: the same graph with a longer first axis. Source: docs/compiler.md, section Batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from coral.compiler.errors import CompileError
+from coral.package.graph import Graph, Operator, Tensor
+
+IMAGEWISE = {
+    "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "AVERAGE_POOL_2D", "MAX_POOL_2D", "MEAN", "SUM", "ADD", "SUB",
+    "MUL", "QUANTIZE", "DEQUANTIZE", "RELU", "RELU6", "RELU_N1_TO_1", "LOGISTIC", "TANH", "HARD_SWISH", "SOFTMAX",
+    "L2_NORMALIZATION", "RESHAPE", "SQUEEZE", "EXPAND_DIMS", "PAD", "CONCATENATION", "SPLIT", "SPLIT_V",
+    "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "CAST", "ARG_MAX", "SQRT", "DIV",
+}  # fmt: skip
+"""Operators that treat images alike, unless their axis is the first."""
+AXES = {"CONCATENATION": "axis", "EXPAND_DIMS": 1, "SPLIT": 0, "SPLIT_V": 2, "MEAN": 1, "SUM": 1, "ARG_MAX": 1}
+"""Where an operator names axes: an option, or an input."""
+
+
+def images_of(graph: Graph) -> int:
+    """Images that a graph computes at once: the first axis of its inputs. :raises CompileError: it has no inputs, or
+    their first axes differ."""
+    first = {graph.tensors[i].shape[:1] for i in graph.inputs}
+    if len(first) != 1 or () in first:
+        shapes = {graph.tensors[i].name: graph.tensors[i].shape for i in graph.inputs}
+        raise CompileError(f"the inputs {shapes} have no common first axis of images")
+    return first.pop()[0]
+
+
+def rebatched(graph: Graph, factor: int) -> Graph:
+    """The graph for ``factor`` times as many images. :raises CompileError: an operator or tensor that mixes images."""
+    if factor == 1:
+        return graph
+    images = images_of(graph)
+    tensors = list(graph.tensors)
+    computed = {*graph.inputs, *(i for op in graph.operators for i in op.outputs)}
+    for i in computed:
+        tensors[i] = _longer(tensors[i], images, factor)
+    operators = []
+    for op in graph.operators:
+        if op.name not in IMAGEWISE or 0 in _axes(graph, op):
+            raise CompileError(f"a batch needs operators that treat images alike: {op.name} does not; compile batch 1")
+        if op.name == "RESHAPE":
+            op = _reshape(graph, tensors, op)
+        operators.append(op)
+    return replace(graph, tensors=tuple(tensors), operators=tuple(operators))
+
+
+def _longer(tensor: Tensor, images: int, factor: int) -> Tensor:
+    if tensor.shape[:1] != (images,):
+        raise CompileError(
+            f"a batch needs images along the first axis: {tensor.name!r} has shape {tensor.shape}, not [{images}, ..]"
+        )
+    return replace(tensor, shape=(images * factor, *tensor.shape[1:]))
+
+
+def _axes(graph: Graph, op: Operator) -> set[int]:
+    where = AXES.get(op.name)
+    if where is None:
+        return set()
+    if isinstance(where, str):
+        rank, axes = len(graph.tensors[op.outputs[0]].shape), [op.options.get(where, 0)]
+    else:
+        rank = len(graph.tensors[op.inputs[1 if op.name == "SPLIT" else 0]].shape)
+        data = graph.tensors[op.inputs[where]].data
+        if data is None:
+            return {0}
+        axes = data.ravel().tolist()
+    return {axis % rank if rank else 0 for axis in axes}
+
+
+def _reshape(graph: Graph, tensors: list[Tensor], op: Operator) -> Operator:
+    """The operator with the longer output shape in its constant and its option."""
+    shape = tensors[op.outputs[0]].shape
+    inputs = op.inputs
+    if len(inputs) > 1 and inputs[1] >= 0:
+        old = graph.tensors[inputs[1]]
+        if old.data is None:
+            raise CompileError(f"a batch needs constant shapes: {old.name!r} is computed; compile batch 1")
+        tensors.append(replace(old, name=f"{old.name}:batch{len(tensors)}", data=np.array(shape, old.data.dtype)))
+        inputs = (inputs[0], len(tensors) - 1)
+    options = op.options | ({"new_shape": shape} if op.options.get("new_shape") else {})
+    return replace(op, inputs=inputs, options=options)

@@ -1,0 +1,298 @@
+"""How TFLite's operators become stages: the arithmetic is that of coral/evaluate, operator by operator.
+
+Source: docs/compiler.md, section Operators; docs/evaluate.md, Formulas.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from coral import numerics
+from coral.codegen import network as nw
+from coral.compiler.errors import Refused
+from coral.compiler.lowering import NO_PADS, Step, Value, image_shape, lowers, scalar
+from coral.evaluate.elementwise import RELUS
+from coral.evaluate.operands import Operand, axis_of
+from coral.evaluate.products import channel_quantisation
+from coral.evaluate.windows import axes_of
+
+
+def _weights(step: Step, axis: int) -> tuple[Operand, int, float | np.ndarray, np.ndarray | None]:
+    """(weights, their zero point, multiplier, bias) of a layer."""
+    call = step.call
+    x, w, bias, y = call.input(0), call.input(1), call.optional(2), call.output
+    if not w.is_constant or (bias is not None and not bias.is_constant):
+        raise Refused("its weights are computed, not constant")
+    scales, zeros = channel_quantisation(w, axis)
+    if np.unique(zeros).size != 1:
+        raise Refused(f"weights {w.tensor.name!r} have several zero points")
+    if bias is not None and bias.array.dtype != np.int32:
+        raise Refused(f"bias {bias.tensor.name!r} is {bias.array.dtype}, the chip adds int32")
+    mult = scalar(numerics.multiplier(x.scale, scales, y.scale))
+    return w, int(np.unique(zeros)[0]), mult, None if bias is None else bias.array
+
+
+def _windows(step: Step, value: Value, kernel: tuple[int, int]) -> tuple[Value, nw.Window, tuple[int, int]]:
+    """(map, its windows, their counts); pads that nothing wrote yet become the windows' own where that is possible."""
+    call = step.call
+    if value.pads != NO_PADS and call.options.get("padding") != "VALID":
+        value = step.view(0)
+    step.lowering.as_written(value)
+    sizes = [n + sum(pads) for n, pads in zip(value.shape[:2], value.pads, strict=True)]
+    rows, columns = axes_of(call, (1, *sizes, value.shape[2]), kernel)
+    extents = [(a.kernel - 1) * a.dilation + 1 for a in (rows, columns)]
+    if any(max(pads) >= extent for pads, extent in zip(value.pads, extents, strict=True)):
+        return _windows(step, step.view(0), kernel)
+    before = (rows.before + value.pads[0][0], columns.before + value.pads[1][0])
+    window = nw.Window(kernel, (rows.stride, columns.stride), before, (rows.dilation, columns.dilation))
+    return value, window, (rows.count, columns.count)
+
+
+@lowers("CONV_2D")
+def conv_2d(step: Step) -> None:
+    """Per tensor or per channel, dilated too."""
+    value, (w, w_zp, mult, bias) = step.padded(0), _weights(step, 0)
+    if w.array.ndim != 4 or w.array.shape[3] != value.shape[2]:
+        raise Refused(f"weights {w.array.shape} on {value.shape[2]} channels: a convolution in groups")
+    value, window, counts = _windows(step, value, (w.array.shape[1], w.array.shape[2]))
+    name = step.output((*counts, len(w.array)))
+    step.add(nw.Conv((value.name,), name, step.clamps(), w.codes, bias, w_zp, mult, window))
+
+
+@lowers("DEPTHWISE_CONV_2D")
+def depthwise_conv_2d(step: Step) -> None:
+    """With a channel multiplier it is a convolution whose other weights are zero points."""
+    value, (w, w_zp, mult, bias) = step.padded(0), _weights(step, 3)
+    c = value.shape[2]
+    if w.array.ndim != 4 or w.array.shape[0] != 1 or w.array.shape[3] % c:
+        raise Refused(f"depthwise weights {w.array.shape} on {c} channels")
+    n = w.array.shape[3]
+    value, window, counts = _windows(step, value, (w.array.shape[1], w.array.shape[2]))
+    name = step.output((*counts, n))
+    if n == c:
+        step.add(nw.Depthwise((value.name,), name, step.clamps(), w.codes[0], bias, w_zp, mult, window))
+        return
+    weights = np.full((n, *window.kernel, c), w_zp, np.uint8)
+    weights[np.arange(n), :, :, np.arange(n) // (n // c)] = w.codes[0].transpose(2, 0, 1)
+    step.add(nw.Conv((value.name,), name, step.clamps(), weights, bias, w_zp, mult, window))
+
+
+@lowers("FULLY_CONNECTED")
+def fully_connected(step: Step) -> None:
+    """One row per image sees the whole map in any shape; several rows are a 1x1 convolution."""
+    step.call.require(weights_format=0)
+    value, (w, w_zp, mult, bias) = step.view(0), _weights(step, 0)
+    n, k = w.array.shape if w.array.ndim == 2 else (0, 0)
+    if not n or not k or math.prod(value.shape) % k:
+        raise Refused(f"weights {w.array.shape} do not fit the input {value.shape}")
+    if math.prod(value.shape) == k:
+        step.add(nw.Dense((value.name,), step.output((1, 1, n)), step.clamps(), w.codes, bias, w_zp, mult))
+        return
+    step.lowering.as_written(value)
+    if value.shape[2] != k:
+        raise Refused(f"weights {w.array.shape} on rows of {value.shape[2]}")
+    name = step.output((*value.shape[:2], n))
+    step.add(nw.Conv((value.name,), name, step.clamps(), w.codes.reshape(n, 1, 1, k), bias, w_zp, mult))
+
+
+@lowers("AVERAGE_POOL_2D", "MAX_POOL_2D")
+def pool(step: Step) -> None:
+    """Averages only without padding: at a border the divisor would change."""
+    call, value = step.call, step.map(0)
+    x, y = call.input(0), call.output
+    kernel = (call.options.get("filter_height", 1), call.options.get("filter_width", 1))
+    rows, columns = axes_of(call, (1, *value.shape), kernel)
+    window = nw.Window(kernel, (rows.stride, columns.stride), (rows.before, columns.before))
+    shape = (rows.count, columns.count, value.shape[2])
+    if step.op.name == "MAX_POOL_2D":
+        if not x.same_quantisation(y):
+            raise Refused("input and output of a maximum must have one quantisation")
+        step.add(nw.MaxPool((value.name,), step.output(shape), step.clamps(), window))
+        return
+    if any(axis.before or axis.after for axis in (rows, columns)):
+        raise Refused("an average over windows across the border divides by their own counts")
+    mult = float(numerics.average_multiplier(x.scale, kernel[0] * kernel[1], y.scale, newer=True))
+    step.add(nw.AveragePool((value.name,), step.output(shape), step.clamps(), mult, window))
+
+
+@lowers("MEAN", "SUM")
+def reduce(step: Step) -> None:
+    """Over rows, columns or both."""
+    call, value = step.call, step.map(0)
+    x, y, rank = call.input(0), call.output, len(call.input(0).shape)
+    axes = {axis_of(axis, rank) for axis in call.constant(1).ravel().tolist()}
+    axes = {axis + 3 - rank for axis in axes if axis or step.lowering.images > 1}
+    if axes - {0, 1}:
+        raise Refused(f"{step.op.name} over channels or images")
+    kernel = (value.shape[0] if 0 in axes else 1, value.shape[1] if 1 in axes else 1)
+    mult = numerics.rescale_multiplier(x.scale, y.scale)
+    if step.op.name == "MEAN":
+        mult = numerics.average_multiplier(x.scale, kernel[0] * kernel[1], y.scale, newer=True)
+    shape = (value.shape[0] // kernel[0], value.shape[1] // kernel[1], value.shape[2])
+    window = nw.Window(kernel)
+    step.add(nw.AveragePool((value.name,), step.output(shape), step.clamps(), float(mult), window))
+
+
+def _constant(step: Step, x: Operand, constant: Operand) -> Value | None:
+    """The other operand where ``constant`` is one value, or one per channel, that folds into the output stage."""
+    if not constant.is_constant or x.is_constant:
+        return None
+    size, value = constant.array.size, step.map(0 if x.tensor is step.call.input(0).tensor else 1)
+    if size == 1 or (constant.shape[-1:] == x.shape[-1:] == (size,)):
+        return value
+    raise Refused(f"constant {constant.tensor.name!r} of shape {constant.shape} is not one per channel")
+
+
+def _channelwise(step: Step, value: Value, bias: np.ndarray | None, mult: float | np.ndarray) -> None:
+    """``(x + bias) * mult``, one value or one per channel: a step alone, or a depthwise layer of weights 1."""
+    if np.ndim(mult) == 0 and (bias is None or bias.size == 1):
+        offset = 0 if bias is None else int(bias.ravel()[0])
+        step.add(nw.Requantise((value.name,), step.output(value.shape), step.clamps(), float(mult), offset))
+        return
+    weights = np.ones((1, 1, value.shape[2]), np.uint8)
+    mult = scalar(np.ravel(mult)) if np.ndim(mult) else mult
+    step.add(nw.Depthwise((value.name,), step.output(value.shape), step.clamps(), weights, bias, 0, mult))
+
+
+@lowers("ADD", "SUB")
+def add(step: Step) -> None:
+    """Two maps, or a map and a constant; SUB from a constant needs the constant as a map."""
+    call = step.call
+    a, b, y = call.input(0), call.input(1), call.output
+    sign = -1 if step.op.name == "SUB" else 1
+    for x, constant, factor in ((a, b, sign), (b, a, 1)):
+        if constant.is_constant and sign < 0 and constant is a:
+            raise Refused("subtracts from a constant")
+        if value := _constant(step, x, constant):
+            bias = numerics.constant_bias(x.scale, factor * constant.centred, constant.scale).ravel()
+            _channelwise(step, value, bias, float(numerics.rescale_multiplier(x.scale, y.scale)))
+            return
+    first, second = step.map(0), step.map(1)
+    _same_shape(step, first, second)
+    w_1, w_2 = numerics.add_weights(a.scale, b.scale)
+    mult = float(numerics.add_multiplier(a.scale, w_1, y.scale))
+    weights = (w_1, sign * w_2)
+    offset = -(weights[0] * a.zero_point + weights[1] * b.zero_point)
+    name = step.output(first.shape)
+    step.add(nw.Add((first.name, second.name), name, step.clamps(), weights, offset, mult))
+
+
+@lowers("MUL")
+def mul(step: Step) -> None:
+    """Two maps, or a map and a constant."""
+    call = step.call
+    a, b, y = call.input(0), call.input(1), call.output
+    for x, constant in ((a, b), (b, a)):
+        if value := _constant(step, x, constant):
+            real = numerics.dequantise(constant.codes, constant.scale, constant.zero_point)
+            mult = numerics.constant_multiplier(x.scale, real, y.scale)
+            _channelwise(step, value, None, scalar(mult if np.size(mult) > 1 else np.ravel(mult)[0]))
+            return
+    first, second = step.map(0), step.map(1)
+    _same_shape(step, first, second)
+    mult = float(numerics.multiplier(a.scale, b.scale, y.scale))
+    step.add(nw.Multiply((first.name, second.name), step.output(first.shape), step.clamps(), mult))
+
+
+def _same_shape(step: Step, first: Value, second: Value) -> None:
+    if first.shape != second.shape:
+        raise Refused(f"{step.op.name} of maps {first.shape} and {second.shape}: broadcasting")
+
+
+@lowers(*RELUS)
+def requantise(step: Step) -> None:
+    """QUANTIZE and the RELU family; codes that mean the same are the same tensor."""
+    call = step.call
+    x, y = call.input(0), call.output
+    value = step.padded(0)
+    if step.op.name == "QUANTIZE" and x.same_quantisation(y):
+        step.same_as(value)
+        return
+    value = step.map(0)
+    mult = float(numerics.rescale_multiplier(x.scale, y.scale))
+    clamps = step.clamps(RELUS[step.op.name])
+    step.add(nw.Requantise((value.name,), step.output(value.shape), clamps, mult))
+
+
+@lowers("LOGISTIC", "TANH")
+def spline(step: Step) -> None:
+    """The non-linear unit."""
+    call, value = step.call, step.map(0)
+    x, y, logistic = call.input(0), call.output, step.op.name == "LOGISTIC"
+    limit = float(numerics.LOGISTIC_CLAMP if logistic else numerics.TANH_CLAMP)
+    table = (numerics.LOGISTIC if logistic else numerics.TANH).scaled(numerics.inv(y.scale))
+    mult = float(numerics.rescale_multiplier(x.scale, 1))
+    name = step.output(value.shape)
+    step.add(nw.Requantise((value.name,), name, (-limit, limit), mult, 0, table))
+
+
+@lowers("RESHAPE", "SQUEEZE", "EXPAND_DIMS")
+def reshape(step: Step) -> None:
+    """Only another way to see the same tensor."""
+    value = step.view(0)
+    call = step.call
+    if not call.input(0).same_quantisation(call.output) or call.input(0).tensor.type != call.output.tensor.type:
+        raise Refused("changes the quantisation")
+    shape = image_shape(call.output.tensor, step.lowering.images)
+    if math.prod(shape) != math.prod(value.shape):
+        raise Refused(f"takes {value.shape} per image to {call.output.shape}")
+    step.same_as(Value(value.name, shape))
+
+
+@lowers("PAD")
+def pad(step: Step) -> None:
+    """Rows and columns around a map: the next layer's windows take them, or a copy is made."""
+    call, value = step.call, step.map(0)
+    borders, rank = call.constant(1), len(call.input(0).shape)
+    if borders.shape != (rank, 2) or borders.min() < 0:
+        raise Refused(f"paddings {borders.tolist()} of a tensor with {rank} dimensions")
+    full = np.zeros((4, 2), np.int64)
+    full[[0, *range(5 - rank, 4)]] = borders
+    if full[[0, 3]].any():
+        raise Refused("pads channels or images")
+    (top, bottom), (left, right) = full[1:3].tolist()
+    step.same_as(Value(value.name, value.shape, ((top, bottom), (left, right))))
+
+
+@lowers("CONCATENATION")
+def concatenation(step: Step) -> None:
+    """Along the channels; parts of another quantisation are requantised first."""
+    call = step.call
+    call.require(fused_activation_function="NONE")
+    y = call.output
+    if axis_of(call.options.get("axis", 0), len(y.shape)) != len(y.shape) - 1:
+        raise Refused(f"joins along axis {call.options.get('axis', 0)}, on the tiles channels lie side by side")
+    clamps, names, values = numerics.clamps(y.scale, y.zero_point), [], []
+    for index in range(len(step.op.inputs)):
+        x, value = call.input(index), step.map(index)
+        values.append(value)
+        if x.same_quantisation(y):
+            names.append(value.name)
+            continue
+        name = step.lowering.fresh(f"{value.name}:requantised", value.shape, y.zero_point, y.scale)
+        mult = float(numerics.rescale_multiplier(x.scale, y.scale))
+        step.add(nw.Requantise((value.name,), name, clamps, mult))
+        names.append(name)
+    if len({value.shape[:2] for value in values}) != 1:
+        raise Refused(f"joins maps {[value.shape for value in values]}")
+    shape = (*values[0].shape[:2], sum(value.shape[2] for value in values))
+    step.add(nw.Concatenate(tuple(names), step.output(shape), clamps))
+
+
+@lowers("SPLIT", "SPLIT_V")
+def split(step: Step) -> None:
+    """Along the channels."""
+    call, first = step.call, step.op.name == "SPLIT"
+    value = step.map(1 if first else 0)
+    axis = int(call.constant(0 if first else 2).ravel()[0])
+    rank = len(call.input(1 if first else 0).shape)
+    if axis_of(axis, rank) != rank - 1:
+        raise Refused(f"splits along axis {axis}, only channels lie side by side on the tiles")
+    begin = 0
+    for index, number in enumerate(step.op.outputs):
+        c = step.lowering.graph.tensors[number].shape[-1]
+        name = step.output((*value.shape[:2], c), index)
+        step.add(nw.Slice((value.name,), name, numerics.integer_clamps(0), begin))
+        begin += c

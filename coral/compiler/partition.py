@@ -1,0 +1,193 @@
+"""Which operators run on the chip, in which programs. Source: docs/compiler.md, section Partition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from coral.codegen import CodegenError
+from coral.codegen import network as nw
+from coral.compiler import operators  # noqa: F401  (fills OPERATORS)
+from coral.compiler.errors import Refused
+from coral.compiler.lowering import Lowering
+from coral.package.graph import Graph
+
+ALONE = "nothing reads its result"
+
+
+@dataclass
+class Segment:
+    """Operators that are one program: ``inputs`` are tensor numbers, ``outputs`` the graph's tensors by the network's
+    names; ``echoes`` are operators that only rename a tensor and are repeated on the host for what it needs."""
+
+    lowering: Lowering
+    inputs: tuple[int, ...]
+    outputs: dict[str, int]
+    echoes: tuple[int, ...]
+    program: nw.NetworkProgram
+
+    @property
+    def operators(self) -> list[int]:
+        """Numbers of the operators inside."""
+        return self.lowering.operators
+
+
+@dataclass
+class Partition:
+    """``order``: segments and numbers of host operators, in running order; ``reasons``: why on the host."""
+
+    graph: Graph
+    names: tuple[str, ...]
+    images: int
+    order: list[Segment | int] = field(default_factory=list)
+    reasons: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The programs in order."""
+        return [item for item in self.order if isinstance(item, Segment)]
+
+
+def partition(graph: Graph, names: tuple[str, ...], images: int) -> Partition:
+    """Takes as many operators to the chip as have a program there, in as few programs as their order allows."""
+    found = Partition(graph, names, images)
+    live = _live(graph)
+    levels: dict[int, int] = {}
+    chip: list[Lowering] = []
+    host: dict[int, list[int]] = {}
+    on_chip: set[int] = set()
+    for number, op in enumerate(graph.operators):
+        if number not in live:
+            found.reasons[number] = ALONE
+            continue
+        level = max((levels.get(i, 0) + (i in on_chip) for i in op.inputs if i >= 0), default=0)
+        first = max((levels.get(i, 0) for i in op.inputs if i >= 0), default=0)
+        try:
+            taken = _take(graph, names, images, chip, number, first)
+        except Refused as error:
+            found.reasons[number] = str(error)
+            host.setdefault(level, []).append(number)
+            levels |= dict.fromkeys(op.outputs, level)
+            continue
+        levels |= dict.fromkeys(op.outputs, taken)
+        on_chip |= set(op.outputs)
+    for level in range(max(len(chip), max(host, default=0) + 1)):
+        found.order += host.get(level, [])
+        if level < len(chip):
+            found.order += _fitted(found, chip[level].operators, live)
+    return found
+
+
+def _take(graph: Graph, names: tuple[str, ...], images: int, chip: list[Lowering], number: int, first: int) -> int:
+    """The level at which an operator joins; it opens one where it cannot follow. :raises Refused: it has no place."""
+    problem: Refused | None = None
+    for level in (first, first + 1):
+        while len(chip) <= level:
+            chip.append(Lowering(graph, names, images))
+        try:
+            chip[level].take(number)
+        except Refused as error:
+            problem = problem or error
+            continue
+        return level
+    assert problem is not None
+    raise problem
+
+
+def _live(graph: Graph) -> set[int]:
+    """Operators that the graph's outputs, or variables, need."""
+    needed, live = set(graph.outputs), set()
+    for number in reversed(range(len(graph.operators))):
+        op = graph.operators[number]
+        if needed & set(op.outputs) or any(i >= 0 and graph.tensors[i].is_variable for i in op.inputs):
+            live.add(number)
+            needed |= set(op.inputs)
+    return live
+
+
+def _fitted(found: Partition, numbers: Sequence[int], live: set[int]) -> list[Segment | int]:
+    """Segments for operators in order; where no program holds them all they are cut, down to single operators."""
+    try:
+        segment = _segment(found, numbers, live)
+    except (CodegenError, Refused) as error:
+        work = [n for n in numbers if n in _workers(found, numbers)]
+        if len(work) <= 1:
+            found.reasons |= dict.fromkeys(numbers, str(error))
+            return list(numbers)
+        middle = list(numbers).index(work[len(work) // 2])
+        parts = [part for half in (numbers[:middle], numbers[middle:]) for part in _fitted(found, half, live)]
+        return _merged(found, parts, live)
+    if segment is None:
+        found.reasons |= dict.fromkeys(numbers, "only another way to see a tensor")
+        return list(numbers)
+    return [segment, *segment.echoes]
+
+
+def _workers(found: Partition, numbers: Sequence[int]) -> set[int]:
+    """Operators among them that compute something."""
+    lowering = Lowering(found.graph, found.names, found.images)
+    for number in numbers:
+        lowering.take(number)
+    return set(lowering.made_by.values())
+
+
+def _merged(found: Partition, parts: list[Segment | int], live: set[int]) -> list[Segment | int]:
+    """Neighbouring segments as one where that fits."""
+    merged: list[Segment | int] = []
+    for part in parts:
+        last = merged[-1] if merged else None
+        if isinstance(part, Segment) and isinstance(last, Segment):
+            try:
+                both = _segment(found, [*last.operators, *part.operators], live)
+            except (CodegenError, Refused):
+                both = None
+            if both is not None and not both.echoes:
+                merged[-1] = both
+                continue
+        merged.append(part)
+    return merged
+
+
+def _segment(found: Partition, numbers: Sequence[int], live: set[int]) -> Segment | None:
+    """A program of operators; None if they compute nothing. :raises Refused, CodegenError: there is none."""
+    lowering = Lowering(found.graph, found.names, found.images)
+    for number in numbers:
+        lowering.take(number)
+    if not lowering.stages:
+        return None
+    outputs, echoes = _exports(found.graph, lowering, _needed(found.graph, numbers, live))
+    network = lowering.network(found.graph.name or "model", tuple(outputs))
+    program = nw.NetworkProgram(network, batch=found.images)
+    return Segment(lowering, tuple(lowering.inputs), outputs, tuple(sorted(echoes)), program)
+
+
+def _needed(graph: Graph, numbers: Sequence[int], live: set[int]) -> list[int]:
+    """Tensors that operators make and others, or the user, read."""
+    inside = set(numbers)
+    read = set(graph.outputs)
+    for number, op in enumerate(graph.operators):
+        if number in live and number not in inside:
+            read |= set(op.inputs)
+    return [i for number in numbers for i in graph.operators[number].outputs if i in read]
+
+
+def _exports(graph: Graph, lowering: Lowering, needed: Sequence[int]) -> tuple[dict[str, int], set[int]]:
+    """(the graph's tensor for each of the network's that leaves it, operators that the host repeats)."""
+    makers = {i: number for number in lowering.operators for i in graph.operators[number].outputs}
+    values = {}
+    for i in needed:
+        values[i] = lowering.values[i] = lowering.written(lowering.values[i], makers[i])
+    inside = {lowering.values[i].name for i in lowering.inputs}
+    own = {name: i for i, name in enumerate(lowering.names)}
+    outputs: dict[str, int] = {}
+    echoes: set[int] = set()
+    for name in dict.fromkeys(value.name for value in values.values()):
+        group = [i for i in needed if values[i].name == name]
+        kept = own.get(name, group[0]) if len(group) > 1 else group[0]
+        if name not in inside:
+            outputs[name] = kept
+        for i in group:
+            while i != kept and i not in lowering.inputs:
+                echoes.add(makers[i])
+                i = graph.operators[makers[i]].inputs[0]
+    return outputs, echoes

@@ -1,0 +1,73 @@
+"""Models of the corpus, compiled by us, against the layers of the original graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coral.apps.verify import verify_pair
+from coral.compiler import compile_models
+from coral.package.program import Kind
+from coral.package.tflite_file import read_edgetpu
+
+WHOLE = ["dense/dense_256", "dense/dense_1024", "robotics/gabor_64x64_p4", "robotics/gabor_64x64_7k_4o_2s"]
+SOFTMAX_ON_HOST = ["vision/mobilenet_v1_0.25_128_quant"]
+SLOW = [
+    "dense/dense_512", "robotics/looming_64x64_3x3", "vision/mobilenet_v1_0.25_128_quant_legacy",
+    "vision/mobilenet_v1_0.5_160_quant", "vision/mobilenet_v1_1.0_224_quant_embedding_extractor",
+    "vision/mobilenet_v2_1.0_224_quant_legacy",
+]  # fmt: skip
+
+
+def verified(corpus: Path, tmp_path: Path, name: str, n: int = 1, orders: int = 1):
+    """The compiled model, after a comparison with the original."""
+    source = corpus / f"{name}.tflite"
+    (compiled,) = compile_models([source])
+    report = verify_pair(source, compiled.write(tmp_path / "out_edgetpu.tflite"), n=n, orders=orders)
+    assert report.ok
+    assert report.inputs == n
+    return compiled
+
+
+@pytest.mark.parametrize("name", WHOLE + SOFTMAX_ON_HOST)
+def test_compiled_models_equal_their_layers(corpus, tmp_path, name):
+    compiled = verified(corpus, tmp_path, name)
+    assert {compiled.partition.graph.operators[n].name for n in compiled.partition.reasons} <= {"SOFTMAX"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_large_compiled_models_equal_their_layers(corpus, tmp_path, name):
+    verified(corpus, tmp_path, name, n=2, orders=2)
+
+
+def test_models_compiled_together_are_resident_together(corpus):
+    names = ["mobilenet_v1_0.25_128_quant", "mobilenet_v1_0.5_160_quant"]
+    both = compile_models([corpus / "vision" / f"{name}.tflite" for name in names])
+    assert all(one.resident for one in both)
+    files = [read_edgetpu(one.data) for one in both]
+    assert len({file.package.execution.token for file in files}) == 1
+    places = []
+    for one in both:
+        rows = [
+            {
+                (tile, row)
+                for tile in range(16)
+                if piece.tiles >> tile & 1
+                for row in range(piece.row, piece.row + piece.rows)
+            }
+            for piece, _ in one.programs[0].wide.parts
+        ]
+        places.append(set().union(*rows))
+    assert not places[0] & places[1]
+    lowest = min(p.floor_rows for one in both for p in one.programs)
+    assert max(row for rows in places for _, row in rows) < lowest
+
+
+def test_what_is_written_is_read(corpus):
+    (compiled,) = compile_models([corpus / "vision" / "mobilenet_v1_0.25_128_quant.tflite"])
+    file = read_edgetpu(compiled.data)
+    assert [op.name for op in file.graph.operators] == ["edgetpu-custom-op", "SOFTMAX"]
+    assert {p.kind for p in file.package.programs} == {Kind.EXECUTION_ONLY, Kind.PARAMETER_CACHING}
+    assert file.package.execution.bitstreams[0].data == compiled.programs[0].execution.bitstreams[0].data
