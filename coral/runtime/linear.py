@@ -10,7 +10,7 @@ import numpy as np
 from coral.codegen import network as nw
 from coral.codegen.fc import FcQuant, FcShape, FullyConnected, fully_connected
 from coral.codegen.machine import FORWARD_FIFO_ROW, GROUP, TILES, WORD_BYTES
-from coral.codegen.network.matmul import product_network
+from coral.codegen.network.matmul import product_network, product_words
 from coral.package.program import Program
 from coral.runtime.errors import RuntimeFault
 from coral.runtime.placement import Footprint, Region, Space
@@ -115,18 +115,17 @@ def chunk_outputs(k: int) -> int:
 
 def product_outputs(k: int) -> int:
     """Most outputs of one matrix product with ``k`` inputs, a multiple of 64."""
-    return min(MAX_DIMENSION, GROUP * (PRODUCT_ROWS // (1 + -(-k // WORD_BYTES))))
+    return min(MAX_DIMENSION, GROUP * (PRODUCT_ROWS // (1 + product_words(k))))
 
 
 def product(spec: LinearSpec, w: np.ndarray, b: np.ndarray | None) -> nw.Network:
     """The layer with weights uint8 [n, K] and bias int32 [n], n up to ``product_outputs``, as a network from ``x`` to
-    ``y``. K is padded to whole words."""
+    ``y``."""
     return product_network(f"linear_{len(w)}x{spec.k}", spec.quant(), w, b)
 
 
 def product_rows(spec: LinearSpec, x: np.ndarray) -> np.ndarray:
-    """Rows uint8 [M, K] as the input [M, 1, 1, whole words] of ``product``."""
-    columns = -(-spec.k // WORD_BYTES) * WORD_BYTES
-    padded = np.full((len(x), 1, 1, columns), spec.in_zp, np.uint8)
+    """Rows uint8 [M, K] as the input [M, 1, 1, K padded to words] of ``product``."""
+    padded = np.full((len(x), 1, 1, product_words(spec.k) * WORD_BYTES), spec.in_zp, np.uint8)
     padded[:, 0, 0, : spec.k] = x
     return padded

@@ -9,7 +9,7 @@ import numpy as np
 
 from coral.codegen.errors import CodegenError, ShapeError
 from coral.codegen.fc import FcQuant
-from coral.codegen.machine import GROUP, TILES, WORD_BYTES, ceil_div, round_up
+from coral.codegen.machine import GROUP, TILES, WORD_BYTES, ceil_div
 from coral.codegen.network.graph import Conv, Network, Tensor
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.program import MAX_BATCH, NetworkProgram
@@ -21,6 +21,8 @@ from coral.package.tensors import unpack_output
 MAX_DIMENSION = 8192
 TOP_ROW = 1940
 """Rows from here on are scratch of every resident program of ours: 496,640 bytes stay for parameters."""
+FILL_WORDS = 60
+"""Two fills and 16 partial sums fit above ``TOP_ROW``."""
 INPUT, OUTPUT = "x", "y"
 
 
@@ -38,7 +40,7 @@ class Matmul:
             raise ShapeError(f"place: tile {tile_shift} of {TILES}, row {parameter_row} of {TOP_ROW}")
         self.m, self.n, self.k, self.quant = m, n, k, quant
         self.parameter_row, self.tile_shift = parameter_row, tile_shift
-        total = ceil_div(n, GROUP) * (1 + ceil_div(k, WORD_BYTES))
+        total = ceil_div(n, GROUP) * (1 + product_words(k))
         self.tiles = ceil_div(total, TOP_ROW - parameter_row)
         self.rows_per_tile = ceil_div(total, self.tiles)
         if tile_shift + self.tiles > TILES:
@@ -98,7 +100,7 @@ class Matmul:
         """Input bytes of ``x`` uint8 [rows, K], up to M rows; the rest is zero points."""
         if x.ndim != 2 or x.shape[1] != self.k or len(x) > self.m or x.dtype != np.uint8:
             raise ShapeError(f"x is {x.dtype} {x.shape}, needed is uint8 of up to {self.m} rows of {self.k}")
-        columns = round_up(self.k, WORD_BYTES)
+        columns = product_words(self.k) * WORD_BYTES
         data = np.full((self.input_bytes // columns, columns), self.quant.in_zp, np.uint8)
         data[: len(x), : self.k] = x
         raw = data.tobytes()
@@ -111,10 +113,17 @@ class Matmul:
         return unpack_output(self.execution.outputs[0], raw).reshape(self.m, self.n)
 
 
+def product_words(k: int) -> int:
+    """Words of a row of ``k`` codes as programs take it: as many as needed, or a few more that can be cut into equal
+    fills of the weight FIFO."""
+    fills = ceil_div(ceil_div(k, WORD_BYTES), FILL_WORDS)
+    return fills * ceil_div(ceil_div(k, WORD_BYTES), fills)
+
+
 def product_network(name: str, quant: FcQuant, weights: np.ndarray, bias: np.ndarray | None) -> Network:
-    """One row from ``x`` to ``y``: weights uint8 [N, K], bias int32 [N]; K is padded to whole words."""
+    """One row from ``x`` to ``y``: weights uint8 [N, K], bias int32 [N]; K is padded to ``product_words``."""
     (n, k), q = weights.shape, quant
-    padded = np.full((n, 1, 1, round_up(k, WORD_BYTES)), q.w_zp, np.uint8)
+    padded = np.full((n, 1, 1, product_words(k) * WORD_BYTES), q.w_zp, np.uint8)
     padded[:, 0, 0, :k] = weights
     layer = Conv((INPUT,), OUTPUT, (q.clamp_min, q.clamp_max), padded, bias, q.w_zp, q.mult)
     tensors = {

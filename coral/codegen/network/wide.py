@@ -15,6 +15,8 @@ from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import Level, Product, product_of
 from coral.codegen.network.scratch import FIXED_ROW, factor_rows, gather_rows, pool_rows
 
+LEAST_FILL, ROOM_STEP = 16, 64
+"""Steps between two visits of the partial sums, if room can be had; rows by which a FIFO grows to get it."""
 PIECE_ROWS = 300
 """Weights of a layer longer than this are cut into pieces on several tiles."""
 FIFO_ROWS, SPARE_ROWS = 256, 64
@@ -188,17 +190,20 @@ class Wide:
         return {name: sorted(parts, key=lambda piece: piece.first) for name, parts in pieces.items()}
 
     def _fifo(self, name: str, p: Product, top: int) -> Fifo:
-        """The simplest schedule that fits: two whole groups, else chunks with partial sums, else one group."""
-        for room in (WIDE_ROWS - max(self.used, top), WIDE_ROWS - self.used):
-            if 2 * (p.steps + p.header) <= room:
-                return Fifo(p.reduce, (), 2, p.header, 0)
-            sums = p.count if p.count > 1 else 0
-            limit = (room - sums) // 2 - p.header
-            if limit >= 1:
-                inner, outer = p.chunked(limit)
-                return Fifo(inner, outer, 2, p.header, sums)
-            if round_up(p.steps, 2) + 2 <= room:
-                return Fifo(p.reduce, (), 1, p.header, 0)
+        """The simplest schedule that fits as far up as possible: two whole groups, else chunks with partial sums, not
+        too small if that can be avoided, else one group."""
+        rooms = [WIDE_ROWS - row for row in range(max(self.used, top), self.used, -ROOM_STEP)] + [WIDE_ROWS - self.used]
+        sums = p.count if p.count > 1 else 0
+        for least in (min(LEAST_FILL, p.steps), 1):
+            for room in rooms:
+                if 2 * (p.steps + p.header) <= room:
+                    return Fifo(p.reduce, (), 2, p.header, 0)
+                inner, outer = p.chunked((room - sums) // 2 - p.header)
+                chunk = Fifo(inner, outer, 2, p.header, sums)
+                if least <= chunk.fill <= (room - sums) // 2 - p.header:
+                    return chunk
+                if least == 1 and round_up(p.steps, 2) + 2 <= room:
+                    return Fifo(p.reduce, (), 1, p.header, 0)
         raise ShapeError(
             f"layer {name!r}: {p.steps} weight rows per group and {p.count} partial sums do not fit the "
             f"{WIDE_ROWS - self.used} rows above the parameters"
