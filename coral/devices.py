@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from coral import CoralError
-from coral.driver import Stick, clock_name, firmware
+from coral.driver import FoundStick, NoStick, Stick, clock_name, find, firmware, list_sticks
 from coral.driver import open_stick as open_stick_on
 from coral.runtime import Runtime
 from coral.runtime.canary import canary
@@ -29,8 +30,8 @@ class DeviceError(CoralError):
 
 
 def open_runtime(kind: Literal["usb", "sim"], index: int = 0, *, clock: str | None = None) -> Runtime:
-    """The runtime of stick ``index``: on USB by bus and port, or simulated in this process. One per stick and process,
-    opened on first use and closed at exit.
+    """The runtime of stick ``index``: on USB by bus and port (or CORAL_STICKS, see ``which``), or simulated in this
+    process. One per stick and process, opened on first use and closed at exit.
 
     ``clock`` is max, std, medium or low (default: CORAL_CLOCK, else std). DeviceError for another kind, index or clock
     than possible; DriverErrors of opening (NoStick, StickBusy, NoFirmware, ...) pass through.
@@ -88,6 +89,28 @@ def bus_of(kind: Literal["usb", "sim"], index: int = 0) -> Bus:
     return LibusbBus()
 
 
+def which(kind: Literal["usb", "sim"], index: int) -> int | str:
+    """What ``driver.find`` has to look for: ``index`` itself, or the name at that place of CORAL_STICKS, which has
+    paths such as "1-2.3" or serial numbers of sticks on USB, separated by commas. DeviceError beyond its end."""
+    named = os.environ.get("CORAL_STICKS", "") if kind == "usb" else ""
+    names = [name.strip() for name in named.split(",") if name.strip()]
+    if names and not 0 <= index < len(names):
+        raise DeviceError(f"stick {index}: CORAL_STICKS names only {len(names)} ({named})")
+    return names[index] if names else index
+
+
+def sticks_on_usb() -> list[FoundStick]:
+    """Every stick on USB by its index here: all of them, or those that CORAL_STICKS names up to the first that is not
+    plugged in. LibusbMissing, OSError."""
+    bus = bus_of("usb")
+    found, chosen = list_sticks(bus), []
+    with suppress(NoStick, DeviceError):
+        while len(chosen) < len(found):
+            path = find(bus, which("usb", len(chosen))).path
+            chosen += [stick for stick in found if stick.path == path]
+    return chosen
+
+
 def open_stick(kind: Literal["usb", "sim"], index: int = 0, *, clock: str | None = None) -> Stick:
     """A stick without a runtime, for tools; the caller closes it. Arguments and errors as ``open_runtime``."""
     bus = bus_of(kind, index)
@@ -99,7 +122,8 @@ def open_stick(kind: Literal["usb", "sim"], index: int = 0, *, clock: str | None
 
         image = stand_in_firmware()
     checked = kind == "usb"
-    return open_stick_on(bus, index=index, clock=clock, firmware=image, check_firmware_hash=checked, canary=canary())
+    wanted = which(kind, index)
+    return open_stick_on(bus, index=wanted, clock=clock, firmware=image, check_firmware_hash=checked, canary=canary())
 
 
 def close_all() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from coral import CoralError, devices
-from coral.driver import LibusbMissing, firmware, list_sticks
+from coral.driver import LibusbMissing, firmware
 from coral.driver.lock import default_directory
+
+QUERY_LIMITED_INFORMATION = 0x1000
+"""What Windows lets anybody do with a process."""
 
 
 def _note(path: str, kind: str) -> str:
@@ -22,18 +27,26 @@ def owner(path: str) -> int | None:
     """Process of this user that has the stick."""
     try:
         pid = int(_note(path, "lock"))
-        os.kill(pid, 0)
+        return pid if _alive(pid) else None
     except (OSError, ValueError):
         return None
-    return pid
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process exists; OSError if not, or if it is another user's."""
+    if sys.platform == "win32":  # os.kill would send it a Ctrl-C
+        process = ctypes.windll.kernel32.OpenProcess(QUERY_LIMITED_INFORMATION, False, pid)
+        return bool(process and ctypes.windll.kernel32.CloseHandle(process))
+    os.kill(pid, 0)
+    return True
 
 
 def report() -> dict[str, Any]:
     """Everything that the command shows; without libusb there are no sticks, and ``note`` says why."""
     usb, note, image, problem = [], None, None, None
     try:
-        for index, stick in enumerate(list_sticks(devices.bus_of("usb"))):
-            described = {"index": index, "path": stick.path, "speed": stick.speed}
+        for index, stick in enumerate(devices.sticks_on_usb()):
+            described = {"index": index, "path": stick.path, "serial": stick.serial or None, "speed": stick.speed}
             described |= {"mode": "application" if stick.running else "boot"}
             usb.append(described | {"owner_pid": owner(stick.path), "trouble": _note(stick.path, "hung") or None})
     except (LibusbMissing, OSError) as error:
@@ -55,7 +68,9 @@ def show(as_json: bool) -> None:
         return
     for stick in found["usb"]:
         state = f"in use by process {stick['owner_pid']}" if stick["owner_pid"] else "free"
-        print(f"CORAL:{stick['index']}  USB {stick['path']}, {stick['speed']} speed, {stick['mode']} mode, {state}")
+        serial = f"serial {stick['serial']}, " if stick["serial"] else ""
+        where = f"USB {stick['path']}, {serial}{stick['speed']} speed, {stick['mode']} mode"
+        print(f"CORAL:{stick['index']}  {where}, {state}")
         if stick["trouble"]:
             print(f"         its last run failed: {stick['trouble']}")
     if not found["usb"]:

@@ -115,7 +115,7 @@ def sticks() -> Iterator[Check]:
         yield from _stick(f"CORAL:{stick['index']}", stick)
     if not found["usb"] and not found["note"]:
         try:
-            find(devices.bus_of("usb"), 0)
+            find(devices.bus_of("usb"), devices.which("usb", 0))
         except CoralError as error:
             yield Check("sticks", "warn", str(error))
 

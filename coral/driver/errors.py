@@ -23,6 +23,14 @@ _LIBUSB_INSTALL = {
 }
 
 
+_PERMISSION = {
+    "linux": f"As root write to {UDEV_FILE}:\n{UDEV_RULE}then run `udevadm control --reload && udevadm trigger`, and "
+    "plug the stick in again",
+    "darwin": "Close what else uses it (a virtual machine, libedgetpu), or try as root",
+    "win32": "Bind WinUSB to both ids, 1a6e:089a and 18d1:9302, with Zadig",
+}
+
+
 class DriverError(CoralError):
     """Base of everything the driver raises on purpose."""
 
@@ -62,10 +70,8 @@ class PermissionDenied(DriverError):
     """The system does not let this user open the stick."""
 
     def __init__(self, where: str, reason: object) -> None:
-        super().__init__(
-            f"no permission to open the stick at {where} ({reason}). As root write to {UDEV_FILE}:\n{UDEV_RULE}"
-            "then run `udevadm control --reload && udevadm trigger`, and plug the stick in again"
-        )
+        remedy = _PERMISSION.get(sys.platform, "Ask for the right to use USB devices")
+        super().__init__(f"no permission to open the stick at {where} ({reason}). {remedy}")
 
 
 class BringUpFailed(DriverError):

@@ -18,7 +18,10 @@ from typing import Any
 from coral.driver.errors import LibusbMissing
 from coral.driver.transport import Buffer, Status
 
-_ERRNO = {-3: errno.EACCES, -4: errno.ENODEV, -5: errno.ENODEV, -6: errno.EBUSY, -11: errno.ENOMEM}
+_ERRNO = {
+    -3: errno.EACCES, -4: errno.ENODEV, -5: errno.ENODEV, -6: errno.EBUSY, -11: errno.ENOMEM, -12: errno.EACCES,
+}  # fmt: skip
+"""-12, not supported, is what Windows gives for a device without WinUSB."""
 _STATUS: dict[int, Status] = {0: "done", 3: "cancelled", 4: "stall", 5: "gone", 6: "overflow"}
 _SPEEDS = {1: "low", 2: "full", 3: "high"}
 _INTERRUPT_ENDPOINT = 0x83

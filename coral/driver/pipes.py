@@ -7,6 +7,7 @@ Reads are queued before the writes of their segment; that is allowed and wanted.
 from __future__ import annotations
 
 import struct
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +22,8 @@ from coral.driver.transport import Buffer, Transfer
 OUT, OUTPUTS, EVENTS, INTERRUPTS = 0x01, 0x81, 0x82, 0x83
 OUT_TRANSFER_BYTES = 1 << 20
 """A multiple of every packet size, so that no short packet falls inside a DMA."""
-OUT_DEPTH, IN_DEPTH = 4, 16
+OUT_DEPTH, IN_DEPTH = 1 if sys.platform == "darwin" else 4, 16
+"""Transfers under way; on macOS Google's driver sends one at a time."""
 EVENT_BYTES, INTERRUPT_BYTES = 16, 4
 DRAIN_TIMEOUT_S = 0.05
 DRAIN_READS = 4096

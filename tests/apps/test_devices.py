@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from apps.conftest import Command, OnBus
 from coral import devices, driver
+from coral.apps import devices as listing
+from coral.apps.probes.bench import Bench
 from coral.driver.errors import LibusbMissing
 from coral.stick import SoftwareStick
 from coral.stick.dfu import stand_in_firmware
@@ -21,8 +25,9 @@ def test_both_sticks_with_mode_speed_owner_and_trouble(run: Command, on_bus: OnB
     with_lock = driver.StickLock("1-2")
     (home / "tinycoral" / "stick-1-1.hung").write_text("TransferFailed: nothing happened\n")
     found = run("devices", "--json").json
-    first = {"index": 0, "path": "1-1", "speed": "high", "mode": "boot", "owner_pid": None}
-    second = {"index": 1, "path": "1-2", "speed": "super", "mode": "application", "owner_pid": os.getpid()}
+    first = {"index": 0, "path": "1-1", "serial": None, "speed": "high", "mode": "boot", "owner_pid": None}
+    second = {"index": 1, "path": "1-2", "serial": None, "speed": "super", "mode": "application"}
+    second |= {"owner_pid": os.getpid()}
     assert found["usb"] == [
         first | {"trouble": "TransferFailed: nothing happened"},
         second | {"trouble": None},
@@ -43,6 +48,41 @@ def test_the_lock_file_of_a_dead_process_names_nobody(run: Command, on_bus: OnBu
     for text in (f"{dead.pid}\n", "", "not a number"):
         (home / "tinycoral" / "stick-1-1.lock").write_text(text)
         assert run("devices", "--json").json["usb"][0]["owner_pid"] is None
+
+
+@pytest.mark.parametrize(("process", "owner"), [(7, 4711), (0, None)])
+def test_on_windows_no_signal_is_sent(
+    process: int, owner: int | None, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """os.kill(pid, 0) is a Ctrl-C there."""
+    kernel = SimpleNamespace(OpenProcess=lambda *_: process, CloseHandle=lambda handle: 1)
+    monkeypatch.setattr(ctypes, "windll", SimpleNamespace(kernel32=kernel), raising=False)
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a signal was sent"))
+    (home / "tinycoral" / "stick-1-1.lock").write_text("4711\n")
+    assert listing.owner("1-1") == owner
+
+
+def test_sticks_are_numbered_by_path_or_serial_number(on_bus: OnBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    sticks = [SoftwareStick(firmware_required=False, serial=name) for name in ("", "A17", "")]
+    on_bus(*sticks)
+    assert [stick.path for stick in devices.sticks_on_usb()] == ["1-1", "1-2", "1-3"]
+    monkeypatch.setenv("CORAL_STICKS", "A17, 1-1")
+    assert [stick.path for stick in devices.sticks_on_usb()] == ["1-2", "1-1"]
+    assert Bench("usb", 0).path == "1-2"
+    with devices.open_stick("usb", 1) as opened:
+        assert opened.path == "1-1"
+    with pytest.raises(devices.DeviceError, match=r"stick 2: CORAL_STICKS names only 2 \(A17, 1-1\)"):
+        devices.open_stick("usb", 2)
+    monkeypatch.setenv("CORAL_STICKS", "1-9")
+    assert devices.sticks_on_usb() == []
+    with pytest.raises(driver.NoStick, match="no stick '1-9'; plugged in are: 0 at 1-1, 1 at 1-2"):
+        devices.open_stick("usb", 0)
+
+
+def test_the_serial_number_is_shown(run: Command, on_bus: OnBus) -> None:
+    on_bus(SoftwareStick(serial="A17"))
+    assert "CORAL:0  USB 1-1, serial A17, super speed, boot mode, free\n" in run("devices").stdout
 
 
 def test_without_libusb_an_empty_list_and_the_reason(run: Command, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

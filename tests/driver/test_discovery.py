@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 
 import pytest
 
@@ -75,6 +76,16 @@ def test_no_permission_gives_the_udev_rule_at_once() -> None:
     assert "1a6e" in UDEV_RULE
     assert "9302" in UDEV_RULE
     assert bus.sticks[0].clock.now() == 0
+
+
+@pytest.mark.parametrize(
+    ("platform", "remedy"), [("win32", "Zadig"), ("darwin", "virtual machine"), ("freebsd", "USB devices")]
+)
+def test_other_systems_have_other_remedies(platform: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    message = str(driver.PermissionDenied("1-1", "denied"))
+    assert remedy in message
+    assert "udev" not in message
 
 
 def test_permission_of_a_device_that_has_just_appeared_may_come_late() -> None:

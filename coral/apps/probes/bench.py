@@ -31,8 +31,8 @@ class Bench:
         self.index, self.real = index, kind == "usb"
         self.clock: str | None = None
         self.bus = devices.bus_of(kind, index)
-        self.path = find(self.bus, index).path
-        self.found = list_sticks(self.bus)[index]
+        self.path = find(self.bus, devices.which(kind, index)).path
+        self.found = next(stick for stick in list_sticks(self.bus) if stick.path == self.path)
         self.boot_descriptors = {} if self.found.running else self.descriptors()
         self.counters: list[Counters] = []
         self._stick: Stick | None = None
