@@ -1,0 +1,131 @@
+"""Engines by name on a device, with what the device knows: bytes, predicted times, where weights lie.
+
+Source: docs/stories.md, Engines.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tinygrad.device import Device
+
+from coral import CoralError
+from coral.llm import checkpoint, tokenizer
+from coral.llm.checkpoint import Checkpoint
+from coral.llm.engine import Engine, TinygradEngine, Usage, Weights, calibration_stories, quantised
+from coral.llm.model import Llama
+from coral.llm.tokenizer import Tokenizer
+
+ENGINES = ("float", "matmul")
+"""float: all on the host; matmul: every matrix product a uint8 layer, on the chip where the device has one."""
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class StoriesError(CoralError):
+    """Files, engines or devices for stories that are not there; the message says which are."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint and its words."""
+
+    name: str
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+
+
+def load_model(path: Path | None = None, words: Path | None = None) -> Model:
+    """A checkpoint file and its tokenizer.bin.
+
+    Defaults: stories260K.bin of ``$STORIES_DIR`` or ../shared/data/stories; beside the checkpoint, tok<vocabulary>.bin,
+    tokenizer<vocabulary>.bin or tokenizer.bin. StoriesError, CheckpointError and TokenizerError, OSError.
+    """
+    folder = Path(os.environ.get("STORIES_DIR") or ROOT.parent / "shared" / "data" / "stories")
+    path = path or folder / "stories260K.bin"
+    if not path.is_file():
+        raise StoriesError(
+            f"there is no checkpoint {path}. Give one of the llama2.c format (--checkpoint stories15M.bin, public as "
+            "karpathy/tinyllamas), or the folder of stories260K.bin and tok512.bin in STORIES_DIR"
+        )
+    ck = checkpoint.load(path)
+    size = ck.config.vocabulary
+    names = [f"tok{size}.bin", f"tokenizer{size}.bin", "tokenizer.bin"]
+    found = [file for place in (path.parent, folder) for name in names if (file := place / name).is_file()]
+    if words is None and not found:
+        raise StoriesError(f"no tokenizer of {size} words beside {path} ({', '.join(names)}); name one: --tokenizer")
+    return Model(path.stem, ck, tokenizer.load(words or found[0], size))
+
+
+def open_engine(name: str, model: Model, device: str | None = None) -> Engine:
+    """An engine of ``ENGINES`` on a tinygrad device (default: DEV's). StoriesError; errors of the device."""
+    place = device or Device.DEFAULT
+    if name not in ENGINES:
+        raise StoriesError(f"there is no engine {name!r}, only {', '.join(ENGINES)}")
+    decoder = Llama(model.checkpoint, place)
+    if name == "float":
+        return TinygradEngine(name, decoder)
+    return MatmulEngine(name, quantised(decoder, calibration_stories(model.checkpoint)))
+
+
+class MatmulEngine(TinygradEngine):
+    """The uint8 model, with what its device tells about the chip."""
+
+    @property
+    def _chip(self) -> Any:
+        device = Device[self.model.device]
+        return getattr(device, "chip", None)
+
+    def usage(self) -> Usage:
+        """See :class:`~coral.llm.engine.Engine`. All of the process's calls on this device count."""
+        if self._chip is None:
+            return Usage()
+        from coral.backend import stats
+
+        chip = self._chip.stats
+        sent = chip.instruction_bytes + chip.input_bytes + chip.upload_bytes
+        return Usage(chip.calls, sent, chip.output_bytes, chip.predicted_seconds, stats().chip_seconds)
+
+    def weights(self) -> list[Weights]:
+        """See :class:`~coral.llm.engine.Engine`."""
+        if self._chip is None:
+            return []
+        names = {_address(layer.weight_codes): name for name, layer in self._layers()}
+        found = []
+        for key, region in self._chip.regions().items():
+            name = next((names[number] for number in _integers(key) if number in names), "other")
+            tiles = range(region.first_tile, region.first_tile + region.tiles)
+            found += [Weights(name, tile, region.row, region.rows) for tile in tiles]
+        return found
+
+    def _layers(self) -> Iterator[tuple[str, Any]]:
+        for number, block in enumerate(self.model.blocks):
+            parts = {"qkv": block.qkv.linear, "wo": block.wo, "w1 w3": block.w13.linear, "w2": block.w2}
+            yield from ((f"{number} {part}", layer) for part, layer in parts.items())
+        yield "classifier", self.model.classifier
+
+
+def _address(tensor: Any) -> int:
+    return tensor.uop.base.buffer.ensure_allocated()._buf.va_addr
+
+
+def _integers(key: Any) -> Iterator[int]:
+    if isinstance(key, int):
+        yield key
+    elif isinstance(key, tuple):
+        for part in key:
+            yield from _integers(part)
+
+
+def where(device: str | None = None) -> str:
+    """What the device is, in words."""
+    place = device or Device.DEFAULT
+    if not place.startswith("CORAL"):
+        return f"this computer's processor ({place}); no Edge TPU"
+    from coral.backend.device import SIMIface
+
+    simulated = isinstance(getattr(Device[place], "iface", None), SIMIface)
+    return "simulated stick (software, no hardware)" if simulated else "Coral USB Accelerator"
