@@ -80,6 +80,8 @@ RING_SCALAR_COUNTERS = sum(
         ScalarCounter.RING_OUTFEED,
     )
 )
+MASK_REGISTER = 19
+"""Register with the tile of the current iteration, in a loop over tiles."""
 FIRST_OFFSET = 20
 """First of the scalar registers that hold how far a program of several passes is in its tensors."""
 SCALAR_REGISTERS = 32
@@ -103,6 +105,7 @@ class Builder:
         self._scalar_counts = [0] * len(ScalarCounter)
         self._unmirrored = False
         self._passes: list[int] = []
+        self._looped_mask = 0
         self._work = 2 if caching else 4
 
     def emit(self, cls: type[isa.Instruction], **fields: Any) -> None:
@@ -111,9 +114,11 @@ class Builder:
             fields["seq"] = self._seq & 0xFFFF
             self._seq += 1
         instruction = cls(**fields)
+        self._count_signals(instruction)
+        if self._looped_mask and fields.get("tile_mask") == self._looped_mask and "tile_mask_reg" in cls.fields:
+            instruction = instruction.replace(tile_mask=0, tile_mask_indirect=1, tile_mask_reg=MASK_REGISTER)
         self._instructions.append(instruction)
         self._word += cls.words
-        self._count_signals(instruction)
 
     def count(self, counter: TileCounter, tiles: int) -> int:
         """Value that ``counter`` will have reached on the tiles of a mask; CodegenError if they differ."""
@@ -221,9 +226,9 @@ class Builder:
         restart = self._unmirrored or max(map(max, counts)) > RESTART or any(c != counts[0] for c in counts[:TILES])
         self.handshake()
         if restart:
-            self._restart()
+            self.restart()
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
         """All tiles' counters and the scalar core's ring counters become zero; everybody must be idle before."""
         self.emit(isa.TileFence, tile_mask=ALL_TILES, ctr_mask=ALL_COUNTERS, unit_mask=ALL_UNITS, token=1)
         self.scalar_fence(idle=ALL_SCALAR_UNITS, ctr_mask=RING_SCALAR_COUNTERS, token_wait=1)
@@ -345,10 +350,26 @@ class Builder:
 
     def end_pass(self, passes: int) -> None:
         """Once more from the top, until there were ``passes``; all counters are as they were there."""
-        self._restart()
+        self.restart()
         for tensor, size in enumerate(self._passes):
             self.scalar(AluOp.ADD, FIRST_OFFSET + tensor, FIRST_OFFSET + tensor, size)
         self.scalar(AluOp.LT, 0, FIRST_OFFSET, passes * self._passes[0])
+        self.emit(isa.Branch, cond_en=1, cond_reg=0, cond_val=1, offset=self._top - self._word)
+
+    def begin_tile_loop(self) -> None:
+        """What follows, up to ``end_tile_loop``, runs for tile 0, 1, ..; all counters must be zero.
+
+        Instructions for the mask 1 take their mask from a register.
+        """
+        self.scalar(AluOp.MOV, MASK_REGISTER, imm=1)
+        self._looped_mask, self._top = 1, self._word
+
+    def end_tile_loop(self, tiles: int) -> None:
+        """Once more from the top, until there were ``tiles``; everybody must be idle, all counters become zero."""
+        self._looped_mask = 0
+        self.restart()
+        self.scalar(AluOp.SHL, MASK_REGISTER, MASK_REGISTER, 1)
+        self.scalar(AluOp.LT, 0, MASK_REGISTER, 1 << tiles)
         self.emit(isa.Branch, cond_en=1, cond_reg=0, cond_val=1, offset=self._top - self._word)
 
     def input_dma(self, length_bytes: int) -> None:

@@ -2,5 +2,18 @@
 
 from coral.codegen.transformer.graph import Block, Dense, Geometry, Residual, Transformer
 from coral.codegen.transformer.model import Cache, step
+from coral.codegen.transformer.plan import Form
+from coral.codegen.transformer.program import Token, TransformerProgram
 
-__all__ = ["Block", "Cache", "Dense", "Geometry", "Residual", "Transformer", "step"]
+__all__ = [
+    "Block",
+    "Cache",
+    "Dense",
+    "Form",
+    "Geometry",
+    "Residual",
+    "Token",
+    "Transformer",
+    "TransformerProgram",
+    "step",
+]
