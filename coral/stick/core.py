@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 import threading
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from coral import CoralError
 from coral.stick import descriptors
@@ -29,9 +29,6 @@ from coral.stick.packets import InPipe
 from coral.stick.parser import HEADER_BYTES, OutParser
 from coral.stick.registers import ASLEEP, AWAKE, CHIP_REGISTERS, RUN_CONTROLS, STATUS_BITS, RegisterFile
 from coral.stick.requests import kinds_of, standard
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 OUT, OUTPUTS, EVENTS, INTERRUPTS = 0x01, 0x81, 0x82, 0x83
 CLOCKS_HZ = {0: 500_000_000, 1: 250_000_000, 2: 125_000_000, 3: 63_000_000}
@@ -174,6 +171,8 @@ class SoftwareStick:
         elif self.dfu.complete:
             self.application = True
             self._vanished = not boots(self.dfu.image)
+            if self._vanished:
+                self.log.append(f"firmware of {len(self.dfu.image)} bytes that this stick does not know: it stays away")
         else:
             self.dfu = DfuMachine()
             return False

@@ -109,6 +109,7 @@ def test_only_known_images_boot() -> None:
     other.reset()
     other.clock.sleep(1000)
     assert not other.present
+    assert list(other.log) == ["firmware of 10783 bytes that this stick does not know: it stays away"]
     other.plug()
     assert other.identity == (0x1A6E, 0x089A)
 
