@@ -309,7 +309,8 @@ class SoftwareStick:
             while taken < len(view):
                 tag, end = self.parser.tag, len(view)
                 if tag is not None:
-                    room = self.engine.room(tag, self.parser.collected_bytes)
+                    running = self.registers["scalarCoreRunControl"] == 1
+                    room = self.engine.room(tag, self.parser.collected_bytes, running=running)
                     end = end if room is None else min(end, taken + room)
                     if end == taken:
                         break

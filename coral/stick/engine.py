@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from coral.stick.errors import DeadlockViolation, DmaMismatch, StickError
+from coral.stick.errors import DeadlockViolation, DmaMismatch, ProtocolError, StickError
 from coral.stick.parser import TAG_NAMES, Dma
 
 INSTRUCTIONS, INPUT, PARAMETERS, OUTPUT = range(4)
+HALTED_BYTES = 16384
+"""More than this, sent while the scalar core is halted, wedges a stick (docs/usb.md)."""
 
 
 class Chip(Protocol):
@@ -78,15 +80,22 @@ class Engine:
         """A complete DMA has arrived."""
         self.queues[dma.tag].append(dma)
 
-    def room(self, tag: int, arriving_bytes: int) -> int | None:
-        """Bytes that the stick takes of the arriving DMA; None when the chip takes them as they come."""
+    def room(self, tag: int, arriving_bytes: int, *, running: bool = True) -> int | None:
+        """Bytes that the stick takes of the arriving DMA; None when the chip takes them as they come. ``running``: the
+        scalar core; ProtocolError for what a stick does not survive while it is halted."""
         queue = self.queues[tag]
         asked = (
             not queue and self._wants_instructions() if tag == INSTRUCTIONS else len(self._waiting[tag]) > len(queue)
         )
-        if self._limit is None or asked:
-            return None
-        return max(0, self._limit - arriving_bytes - sum(len(dma.data) for dma in queue))
+        free = None
+        if self._limit is not None and not asked:
+            free = max(0, self._limit - arriving_bytes - sum(len(dma.data) for dma in queue))
+        if running or free == 0:
+            return free
+        held = arriving_bytes + sum(len(dma.data) for each in self.queues.values() for dma in each)
+        if held >= HALTED_BYTES:
+            raise ProtocolError(f"more than {HALTED_BYTES} bytes were sent while the scalar core does not run")
+        return HALTED_BYTES - held if free is None else min(free, HALTED_BYTES - held)
 
     @property
     def idle(self) -> bool:

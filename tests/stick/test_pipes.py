@@ -259,6 +259,30 @@ def test_a_program_needs_its_units_started() -> None:
     assert event.data == EVENT
 
 
+@pytest.mark.parametrize("sizes", [[16384, 8], [8, 16384], [40000]])
+def test_more_than_16_kib_for_a_halted_core(sizes: list[int]) -> None:
+    running = wire()
+    for size in sizes:
+        running.out(dma(1, bytes(size)))
+    running.settle()
+    halted = wire()
+    halted.write64(0x44018, 2)
+    halted.out(dma(1, bytes(16384)))
+    halted.settle()
+    halted = wire()
+    halted.write64(0x44018, 2)
+    for size in sizes:
+        halted.out(dma(1, bytes(size)))
+    with pytest.raises(ProtocolError, match="more than 16384 bytes were sent while the scalar core does not run"):
+        halted.settle()
+    wedging = wire(mode=Strictness.WEDGE)
+    wedging.write64(0x44018, 2)
+    for size in sizes:
+        wedging.out(dma(1, bytes(size)))
+    wedging.settle()
+    assert wedging.stick.wedged
+
+
 def test_errors_of_the_chip_reach_the_caller_and_a_chip_reset_heals(running: Wire) -> None:
     running.out(dma(0, script("X")))
     with pytest.raises(ScriptError, match="tile 3, row 17"):
