@@ -17,8 +17,6 @@ from coral.runtime.placement import Footprint, Region, Space
 from coral.runtime.resident import CallPlan, call_plan
 
 MAX_DIMENSION = 4096
-PRODUCT_ROWS = 16 * 1800
-"""Parameter rows of a matrix product: what surely fits the tiles in the pieces into which weights are cut."""
 
 
 @dataclass(frozen=True)
@@ -113,13 +111,8 @@ def chunk_outputs(k: int) -> int:
     return min(MAX_DIMENSION, TILES * GROUP * groups)
 
 
-def product_outputs(k: int) -> int:
-    """Most outputs of one matrix product with ``k`` inputs, a multiple of 64."""
-    return min(MAX_DIMENSION, GROUP * (PRODUCT_ROWS // (1 + product_words(k))))
-
-
 def product(spec: LinearSpec, w: np.ndarray, b: np.ndarray | None) -> nw.Network:
-    """The layer with weights uint8 [n, K] and bias int32 [n], n up to ``product_outputs``, as a network from ``x`` to
+    """The layer with weights uint8 [n, K] and bias int32 [n], n up to 8192, as a network from ``x`` to
     ``y``."""
     return product_network(f"linear_{len(w)}x{spec.k}", spec.quant(), w, b)
 

@@ -3,44 +3,48 @@
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from coral import timing
+from coral import CoralError, timing
 from coral.codegen import network as nw
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import tiles_of
 from coral.codegen.network.matmul import TOP_ROW
 from coral.codegen.network.program import MAX_BATCH
 from coral.package.program import Program
-from coral.runtime.errors import RuntimeFault
+from coral.runtime.errors import PlacementError, RuntimeFault
 from coral.runtime.placement import Footprint, Region, Space
-from coral.runtime.resident import CallPlan, Residents, call_plan
+from coral.runtime.resident import CallPlan, Residents, Running, call_plan
 
-PROGRAMS = 256
-"""Execution programs kept ready."""
-NETWORKS = 128
-"""Networks, with their weights, kept ready."""
-PATIENCE = 3
-"""Calls with an odd number of images that are filled up to a known program before they get their own."""
+NETWORKS, SIZES = 128, 16
+"""Networks kept ready, with their weights, and numbers of images for which each has a program."""
+PATIENCE, WASTE = 3, 8
+"""Calls with an odd number of images that are filled up to a known program, of so many times the images at most,
+before they get their own."""
 
 
 class NetworkLayout:
     """Parameters of a network as its program for ``batch`` images wants them: on top of what each tile has."""
 
-    def __init__(self, network: nw.Network, batch: int, grid: nw.Grid | None) -> None:
-        self._network, self._batch, self._grid = network, batch, grid
+    def __init__(self, network: nw.Network, batch: int, grid: nw.Grid | None, stream: bool) -> None:
+        self._network, self._batch, self._grid, self._stream = network, batch, grid, stream
         self.program = functools.lru_cache(maxsize=2)(self._program)
         """The pair for tiles that are filled up to given rows; ShapeError if it does not fit."""
 
     def _program(self, base_rows: tuple[int, ...]) -> nw.NetworkProgram:
-        return nw.NetworkProgram(self._network, batch=self._batch, grid=self._grid, base_rows=base_rows, top=TOP_ROW)
+        return nw.NetworkProgram(
+            self._network, batch=self._batch, grid=self._grid, base_rows=base_rows, top=TOP_ROW, stream=self._stream
+        )
 
     def find(self, space: Space) -> Footprint:
-        """Where the generator puts them on top of what is taken."""
+        """Where the generator puts them on top of what is taken. What needs streaming gets the whole chip, so that
+        as little as possible is sent at every call."""
+        if self._stream and space.taken:
+            raise PlacementError("a network with more weights than a chip holds is never beside others")
         base_rows = space.fill()
         program = self.program(base_rows)
         return Footprint(regions_of(program), program.floor_rows, base_rows)
@@ -60,23 +64,50 @@ def regions_of(program: nw.NetworkProgram) -> tuple[Region, ...]:
     )
 
 
-@dataclass
-class _Known:
-    """A network, cut into what fits a program; ``asked``: calls by number of images."""
-
-    parts: list[nw.Network]
-    sizes: set[int] = field(default_factory=set)
-    asked: dict[int, int] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class _Ready:
-    """The program of a part for a number of images, and the parameters that it was made for."""
+    """The program for a number of images, and the parameters that it was made for."""
 
     program: nw.NetworkProgram
     plan: CallPlan
     parameters: Hashable
     place: tuple[int, ...]
+
+
+@dataclass
+class _Known:
+    """A network and its programs by number of images; ``weights`` stands for the contents of its weights, ``grid`` is
+    the only tiling allowed, ``asked`` counts calls by number of images.
+
+    One that no program can hold has ``parts`` that follow each other, or else gets part of its weights with every call
+    (``stream``).
+    """
+
+    network: nw.Network
+    weights: Hashable
+    grid: nw.Grid | None = None
+    stream: bool = False
+    parts: list[_Known] = field(default_factory=list)
+    ready: OrderedDict[int, _Ready] = field(default_factory=OrderedDict)
+    asked: Counter[int] = field(default_factory=Counter)
+
+    def size(self, batch: int) -> int:
+        """Images per call: equal shares of the batch; filled up to a program that exists, unless this number of images
+        comes often."""
+        size = -(-batch // -(-batch // MAX_BATCH))
+        self.asked[size] += 1
+        larger = [s for s in self.ready if size < s <= WASTE * size]
+        return size if size in self.ready or not larger or self.asked[size] > PATIENCE else min(larger)
+
+    def divide(self, batch: int, problem: CoralError) -> None:
+        """Makes the best of a network that does not fit an empty chip; ``problem`` if nothing is left to do."""
+        if self.stream:
+            raise problem
+        parts = nw.split(self.network, batch=batch)
+        if len(parts) == 1:
+            self.stream = True
+        else:
+            self.parts = [_Known(part, (self.weights, k), self.grid) for k, part in enumerate(parts)]
 
 
 class Networks:
@@ -85,8 +116,6 @@ class Networks:
     def __init__(self, residents: Residents) -> None:
         self._residents = residents
         self._known: OrderedDict[Hashable, _Known] = OrderedDict()
-        self._ready: OrderedDict[tuple[Hashable, int, int], _Ready] = OrderedDict()
-        self._parameters: dict[tuple[Hashable, int], list[Hashable]] = {}
 
     def run(
         self,
@@ -99,86 +128,68 @@ class Networks:
     ) -> dict[str, np.ndarray]:
         """See ``Runtime.network``. ``weights`` stands for the contents of the weights alone (by default ``key``), so
         that networks that differ elsewhere share them; ``grid``: the only tiling to use."""
-        known = self._network(key, build)
-        (network,) = known.parts
-        batch = check_inputs(network, inputs)
+        if key not in self._known:
+            self._known[key] = _Known(build(), key if weights is None else weights, grid)
+            if len(self._known) > NETWORKS:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        known = self._known[key]
+        network, batch = known.network, check_inputs(known.network, inputs)
         if not batch:
             return {n: np.empty((0, t.y, t.x, t.c), np.uint8) for n in network.outputs for t in [network.tensors[n]]}
-        size = self._size(known, batch)
-        return self._run_part((key, 0), (weights or key, 0), network, size, grid, inputs)
+        return self._run(known, known.size(batch), inputs)
 
-    def _network(self, key: Hashable, build: Callable[[], nw.Network]) -> _Known:
-        if key not in self._known:
-            self._known[key] = _Known([build()])
-            if len(self._known) > NETWORKS:
-                old, _ = self._known.popitem(last=False)
-                for k in [k for k in self._ready if k[0] == old]:
-                    del self._ready[k]
-        self._known.move_to_end(key)
-        return self._known[key]
+    def _run(self, known: _Known, size: int, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """All images, ``size`` per call."""
+        if not known.parts:
+            try:
+                ready = self._program(known, size)
+            except (PlacementError, ShapeError) as error:
+                known.divide(size, error)
+                return self._run(known, size, inputs)
+            return self._calls(ready, size, inputs)
+        values = dict(inputs)
+        for part in known.parts:
+            values |= self._run(part, size, {name: values[name] for name in part.network.inputs})
+        return {name: values[name] for name in known.network.outputs}
 
-    def _size(self, known: _Known, batch: int) -> int:
-        """Images per call: equal shares of the batch; filled up to a program that exists, unless this number of images
-        comes often."""
-        size = -(-batch // -(-batch // MAX_BATCH))
-        known.asked[size] = known.asked.get(size, 0) + 1
-        larger = [s for s in known.sizes if s >= size]
-        if larger and known.asked[size] <= PATIENCE:
-            size = min(larger)
-        known.sizes.add(size)
-        return size
-
-    def _run_part(
-        self,
-        part: tuple[Hashable, int],
-        weights: tuple[Hashable, int],
-        network: nw.Network,
-        size: int,
-        grid: nw.Grid | None,
-        inputs: Mapping[str, np.ndarray],
-    ) -> dict[str, np.ndarray]:
-        ready = self._program(part, weights, network, size, grid)
+    def _calls(self, ready: _Ready, size: int, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         self._residents.load(ready.parameters, ready.program.floor_rows)
-        batch = len(next(iter(inputs.values())))
-        pieces: dict[str, list[np.ndarray]] = {name: [] for name in network.outputs}
+        batch, program = len(next(iter(inputs.values()))), ready.program
+        results: list[dict[str, np.ndarray]] = []
+        running: Running | None = None
         for start in range(0, batch, size):
-            images = {name: x[start : start + size] for name, x in inputs.items()}
-            n = min(size, batch - start)
-            raw = self._residents.run(ready.plan, ready.program.pack(images), n)
-            for name, found in pieces.items():
-                found.append(ready.program.unpack(name, raw[name])[:n])
-        return {name: found[0] if len(found) == 1 else np.concatenate(found) for name, found in pieces.items()}
+            packed = program.pack({name: x[start : start + size] for name, x in inputs.items()})
+            started = self._residents.start(ready.plan, packed, min(size, batch - start))
+            if running is not None:
+                results.append(program.unpack(running.result()))
+            running = started
+        if running is not None:
+            results.append(program.unpack(running.result()))
+        return {n: _joined([result[n] for result in results])[:batch] for n in program.network.outputs}
 
-    def _program(
-        self,
-        part: tuple[Hashable, int],
-        weights: tuple[Hashable, int],
-        network: nw.Network,
-        size: int,
-        grid: nw.Grid | None,
-    ) -> _Ready:
-        """The part's program for ``size`` images where its parameters have their place."""
-        key = (*part, size)
-        ready = self._ready.get(key)
+    def _program(self, known: _Known, size: int) -> _Ready:
+        """The program for ``size`` images where its parameters have their place."""
+        ready = known.ready.get(size)
         if ready is not None:
-            self._ready.move_to_end(key)
+            known.ready.move_to_end(size)
             placed = self._residents.placed(ready.parameters)
             if placed is not None and placed[0].place == ready.place:
                 return ready
-        layout = NetworkLayout(network, size, grid)
-        parameters, place = self._shared(weights, layout) or self._placed_anew(weights, layout)
+        layout = NetworkLayout(known.network, size, known.grid, known.stream)
+        parameters, place = self._shared(known.weights, layout) or self._place(known.weights, layout)
         program = layout.program(place)
         self._residents.stats.programs += 1
         cycles = timing.chip_cycles(b.data for b in program.execution.bitstreams) * program.passes
         plan = call_plan(program.execution, cycles, self._residents.stick.clock_hz)
-        ready = self._ready[key] = _Ready(program, plan, parameters, place)
-        if len(self._ready) > PROGRAMS:
-            self._ready.popitem(last=False)
+        ready = known.ready[size] = _Ready(program, plan, parameters, place)
+        if len(known.ready) > SIZES:
+            known.ready.popitem(last=False)
         return ready
 
-    def _shared(self, weights: tuple[Hashable, int], layout: NetworkLayout) -> tuple[Hashable, tuple[int, ...]] | None:
+    def _shared(self, weights: Hashable, layout: NetworkLayout) -> tuple[Hashable, tuple[int, ...]] | None:
         """Parameters that are on the chip, if this layout has the same there."""
-        for parameters, footprint, caching in self._of(weights):
+        for parameters, footprint, caching in self._residents.variants(weights):
             try:
                 program = layout.program(footprint.place)
             except ShapeError:
@@ -187,20 +198,14 @@ class Networks:
                 return parameters, footprint.place
         return None
 
-    def _placed_anew(self, weights: tuple[Hashable, int], layout: NetworkLayout) -> tuple[Hashable, tuple[int, ...]]:
-        known = self._parameters.setdefault(weights, [])
-        known[:] = [parameters for parameters, _, _ in self._of(weights)]
-        number = next(n for n in range(len(known) + 1) if (*weights, n) not in known)
-        parameters = (*weights, number)
-        known.append(parameters)
+    def _place(self, weights: Hashable, layout: NetworkLayout) -> tuple[Hashable, tuple[int, ...]]:
+        taken = [parameters for parameters, _, _ in self._residents.variants(weights)]
+        parameters = next((weights, n) for n in range(len(taken) + 1) if (weights, n) not in taken)
         return parameters, self._residents.place(parameters, layout).place
 
-    def _of(self, weights: tuple[Hashable, int]) -> Iterator[tuple[Hashable, Footprint, Program]]:
-        """All parameters of a part's weights that have a place."""
-        for parameters in self._parameters.get(weights, []):
-            placed = self._residents.placed(parameters)
-            if placed is not None:
-                yield parameters, *placed
+
+def _joined(pieces: list[np.ndarray]) -> np.ndarray:
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def check_inputs(network: nw.Network, inputs: Mapping[str, np.ndarray]) -> int:

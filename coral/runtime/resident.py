@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from coral import timing
 from coral.codegen.machine import FORWARD_FIFO_ROW
 from coral.driver import Buffer, Prepared, prepare
-from coral.package.program import Program
+from coral.package.program import Base, DmaHint, Program
 from coral.runtime.placement import Footprint, Placement, Space
 
 HEADER_BYTES, EVENT_BYTES = 8, 16
 """USB overhead: header of a transfer to the chip, end-of-run event."""
+
+
+class Running(Protocol):
+    """A call that was started."""
+
+    def result(self) -> dict[str, bytes]:
+        """Waits for it; padded bytes of every output by name."""
+        ...
 
 
 class OpenStick(Protocol):
@@ -22,6 +30,7 @@ class OpenStick(Protocol):
     @property
     def clock_hz(self) -> int: ...
     def run(self, program: Program | Prepared, inputs: Mapping[str, Buffer] | None = None) -> dict[str, bytes]: ...
+    def start(self, program: Prepared, inputs: Mapping[str, Buffer]) -> Running: ...
     def ensure_cached(self, caching: Program) -> bool: ...
     def evict(self, caching: Program) -> None: ...
     def close(self) -> None: ...
@@ -54,6 +63,8 @@ class Stats:
     evictions: int = 0
     instruction_bytes: int = 0
     input_bytes: int = 0
+    streamed_bytes: int = 0
+    """Weights that did not fit the chip and went to it with a call."""
     output_bytes: int = 0
     usb_bytes: int = 0
     predicted_seconds: float = 0.0
@@ -71,6 +82,7 @@ class CallPlan:
     prepared: Prepared
     instruction_bytes: int
     input_bytes: int
+    streamed_bytes: int
     output_bytes: int
     predicted_seconds: float
 
@@ -80,7 +92,9 @@ def call_plan(program: Program, cycles: float, clock_hz: int) -> CallPlan:
     instructions = sum(len(bitstream.data) for bitstream in program.bitstreams)
     to_chip, from_chip = timing.call_bytes(program)
     seconds = timing.call_seconds(cycles, to_chip, from_chip, clock_hz)
-    return CallPlan(prepare(program), instructions, to_chip - instructions, from_chip, seconds)
+    streamed = sum(h.size for h in program.hints if isinstance(h, DmaHint) and h.base is Base.PARAMETER)
+    inputs = to_chip - instructions - streamed
+    return CallPlan(prepare(program), instructions, inputs, streamed, from_chip, seconds)
 
 
 @dataclass
@@ -104,6 +118,12 @@ class Residents:
         """Where parameters have their place and what loads them; None if they have none."""
         footprint = self.placement.footprints.get(key)
         return None if footprint is None else (footprint, self._items[key].caching)
+
+    def variants(self, weights: Hashable) -> Iterator[tuple[Hashable, Footprint, Program]]:
+        """Everything under a key (``weights``, n) that has a place: (key, where, what loads it)."""
+        for key, footprint in self.placement.footprints.items():
+            if isinstance(key, tuple) and key[0] == weights:
+                yield key, footprint, self._items[key].caching
 
     def place(self, key: Hashable, layout: Layout) -> Footprint:
         """A place for new parameters; others may lose or change theirs. PlacementError or ShapeError if they do not
@@ -136,19 +156,20 @@ class Residents:
             self.stats.upload_bytes += len(item.caching.parameters)
             self.stats.usb_bytes += sent + 2 * HEADER_BYTES + EVENT_BYTES
 
-    def run(self, plan: CallPlan, inputs: Mapping[str, Buffer], rows: int = 1) -> dict[str, bytes]:
-        """One call; ``rows`` of its rows are wanted."""
-        raw = self.stick.run(plan.prepared, inputs)
-        stats, payload = self.stats, plan.input_bytes + plan.output_bytes
+    def start(self, plan: CallPlan, inputs: Mapping[str, Buffer], rows: int = 1) -> Running:
+        """Begins a call, of whose rows ``rows`` are wanted, and waits for the one before if that is still running."""
+        call = self.stick.start(plan.prepared, inputs)
+        stats, payload = self.stats, plan.input_bytes + plan.streamed_bytes + plan.output_bytes
         stats.calls += 1
         stats.rows += rows
         stats.instruction_bytes += plan.instruction_bytes
         stats.input_bytes += plan.input_bytes
+        stats.streamed_bytes += plan.streamed_bytes
         stats.output_bytes += plan.output_bytes
         transfers = sum(len(segment.outs) for segment in plan.prepared.segments)
         stats.usb_bytes += plan.instruction_bytes + payload + transfers * HEADER_BYTES + EVENT_BYTES
         stats.predicted_seconds += plan.predicted_seconds
-        return raw
+        return call
 
     def _drop(self, keys: tuple[Hashable, ...]) -> None:
         for key in keys:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Hashable, Mapping
 
 import numpy as np
 
+from coral import timing
 from coral.codegen import network as nw
 from coral.codegen.fc import INPUT, OUTPUT, FcQuant, FcShape
 from coral.codegen.machine import FORWARD_FIFO_ROW
+from coral.codegen.network.graph import MAX_EXTENT
 from coral.runtime.errors import RuntimeFault
 from coral.runtime.linear import (
     LinearSpec,
@@ -20,12 +22,16 @@ from coral.runtime.linear import (
     fc_layout,
     fc_shape,
     product,
-    product_outputs,
     product_rows,
 )
-from coral.runtime.networks import PROGRAMS, Networks
+from coral.runtime.networks import Networks
 from coral.runtime.placement import Footprint, Region
 from coral.runtime.resident import CallPlan, OpenStick, Residents, Stats
+
+PROGRAMS = 256
+"""Execution programs of single rows kept ready."""
+LONGER = 0.125
+"""Part of a call by which it may become longer to save a second copy of its weights."""
 
 
 class Runtime:
@@ -81,13 +87,12 @@ class Runtime:
             if key is None:
                 key = hashlib.blake2b(np.ascontiguousarray(w).data).digest()
                 key += hashlib.blake2b(b"" if b is None else np.ascontiguousarray(b).data).digest()
-            many = x.shape[0] > 1
-            chunk = product_outputs(spec.k) if many else chunk_outputs(spec.k)
-            for start in range(0, spec.n, chunk):
-                part = slice(start, min(start + chunk, spec.n))
+            for start in range(0, spec.n, MAX_EXTENT):
+                part = slice(start, min(start + MAX_EXTENT, spec.n))
                 bias = None if b is None else b[part]
                 item = (key, spec.k, part.start, part.stop, spec.w_zp, b is None)
-                out[:, part] = (self._product if many else self._row)(spec, x, w[part], bias, item)
+                form = self._row if self._as_row(spec, len(x), part.stop - part.start, item) else self._product
+                out[:, part] = form(spec, x, w[part], bias, item)
         return out
 
     def regions(self) -> dict[Hashable, Footprint]:
@@ -117,6 +122,17 @@ class Runtime:
         if self._closed:
             raise RuntimeFault("the runtime was closed; open another one")
 
+    def _as_row(self, spec: LinearSpec, rows: int, outputs: int, item: Hashable) -> bool:
+        """Whether FULLY_CONNECTED is the form for a call. A single row runs through a matrix product only if weights of
+        that form are on the chip, so that they need not lie there twice, and it takes hardly longer."""
+        if rows > 1 or outputs > chunk_outputs(spec.k):
+            return False
+        if self._residents.placed(("row", item)) or not any(self._residents.variants(("product", item))):
+            return True
+        shape = fc_shape(outputs, spec.k)
+        longer = (shape.groups - shape.groups_per_tile) * shape.words / self._residents.stick.clock_hz
+        return longer > LONGER * timing.CALL_S
+
     def _product(
         self, spec: LinearSpec, x: np.ndarray, w: np.ndarray, b: np.ndarray | None, item: Hashable
     ) -> np.ndarray:
@@ -135,7 +151,7 @@ class Runtime:
         self._residents.load(key, footprint.floor)
         padded = np.full(plan.input_bytes, spec.in_zp, np.uint8)
         padded[: spec.k] = x[0]
-        raw = self._residents.run(plan, {INPUT: padded.data})[OUTPUT]
+        raw = self._residents.start(plan, {INPUT: padded.data}).result()[OUTPUT]
         return np.frombuffer(raw, np.uint8)[None, : len(w)]
 
     def _plan(self, shape: FcShape, quant: FcQuant, region: Region) -> CallPlan:

@@ -55,7 +55,50 @@ def test_linear_batches(n, k):
         for m in (2, 3, 8, 31, 32, 33, 256, 300):
             np.testing.assert_array_equal(runtime.linear(spec, x[:m], w, b, key=0), expected[:m])
         assert (runtime.stats.calls, runtime.stats.uploads) == (9, 1)
-        np.testing.assert_array_equal(runtime.linear(spec, x[:1], w, b, key=0), expected[:1])
+
+
+def test_a_form_for_one_row_and_one_for_several():
+    """The first form that a layer gets serves single rows as long as that hardly costs time."""
+    with opened() as (runtime, _):
+        for n, k, first, second, uploads in ((64, 64, 3, 1, 1), (64, 64, 1, 3, 2), (1024, 1024, 3, 1, 1)):
+            spec, x, w, b = layer(np.random.default_rng(n), n, k, rows=3)
+            before = runtime.stats.uploads
+            for m in (first, second, first, second):
+                np.testing.assert_array_equal(
+                    runtime.linear(spec, x[:m], w, b, key=(n, first)), reference(spec, x[:m], w, b)
+                )
+            assert runtime.stats.uploads - before == uploads
+        spec, x, w, b = layer(np.random.default_rng(5), 1024, 2048, rows=2)
+        before = runtime.stats.uploads
+        for m in (2, 1, 2, 1):
+            np.testing.assert_array_equal(runtime.linear(spec, x[:m], w, b, key=5), reference(spec, x[:m], w, b))
+        assert runtime.stats.uploads - before == 2
+
+
+@pytest.mark.parametrize(("n", "k"), [(1100, 4096), (5000, 7), (1100, 3)])
+def test_single_rows_that_no_program_for_one_row_takes(n, k):
+    spec, x, w, b = layer(np.random.default_rng(n), n, k)
+    with opened() as (runtime, _):
+        for _ in range(2):
+            np.testing.assert_array_equal(runtime.linear(spec, x, w, b, key=0), reference(spec, x, w, b))
+        assert (runtime.stats.calls, runtime.stats.uploads) == (2, 1)
+
+
+@pytest.mark.slow
+def test_weights_that_the_chip_cannot_hold():
+    """9 MiB of weights: most of them stay, the others come with every call; a small layer fits beside them."""
+    spec, x, w, b = layer(np.random.default_rng(0), 3072, 3072, rows=2)
+    other = layer(np.random.default_rng(1), 64, 64)
+    with opened() as (runtime, _):
+        for m in (2, 1, 2):
+            np.testing.assert_array_equal(runtime.linear(spec, x[:m], w, b, key=0), reference(spec, x[:m], w, b))
+        stats = runtime.stats
+        assert (stats.calls, stats.uploads) == (3, 1)
+        assert stats.upload_bytes + stats.streamed_bytes // 3 < 10 << 20
+        assert stats.streamed_bytes // 3 < 3 << 20
+        np.testing.assert_array_equal(runtime.linear(*other, key=1), reference(*other))
+        np.testing.assert_array_equal(runtime.linear(spec, x, w, b, key=0), reference(spec, x, w, b))
+        assert (stats.uploads, stats.evictions) == (2, 0)
 
 
 @pytest.mark.parametrize(
