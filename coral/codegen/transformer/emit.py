@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -472,24 +472,39 @@ class Emitter:
 
     def layer(self, index: int) -> None:
         """All stages of a layer but the exchange of its result."""
+        for _ in self.stages(index):
+            pass
+
+    def stages(self, index: int) -> Iterator[tuple[str, ...]]:
+        """Emits the stages of a layer; after each, the buffers that are now complete (names as in ``Plan.held``)."""
         p, g, block, layout = self.plan, self.g, self.plan.model.blocks[index], self.plan.layouts[index]
         heads, outs, ffn = (mask_of(s.tile for s in shares) for shares in (layout.heads, layout.outputs, layout.ffn))
         self.norm(heads, p.x)
+        yield ("normal",)
         self.project(layout)
+        yield "qk", "v"
         self.turn(heads, layout)
+        yield "q", "k"
         self.score(heads, layout, block.score)
+        yield ("scores",)
         self.softmax(heads, layout, block.exp)
+        yield ("weights",)
         self.weigh(heads, layout)
+        yield ("attention",)
         if p.spread:
             self.gather([(s.tile, s.count * g.head_size) for s in layout.heads], p.own_attended, [(outs, p.attended)])
         self.outputs(layout, 0, p.attended, g.dim, p.x2_share)
+        yield ("x2",)
         if p.spread:
             self.gather([(s.tile, s.count) for s in layout.outputs], p.x2_share, [(ffn, p.x2)])
         self.norm(ffn, p.x2)
+        yield ("normal2",)
         self.feed_forward(ffn, layout, block.product)
+        yield "a", "h3", "m"
         if p.spread:
             self.gather([(s.tile, s.count) for s in layout.ffn], p.own_product, [(outs, p.product)])
         self.outputs(layout, p.wo_rows, p.product, g.hidden, p.x_share)
+        yield ("y",)
 
     def hand_over(self, index: int, tiles: int) -> None:
         """A layer's result to where the next one normalises it."""

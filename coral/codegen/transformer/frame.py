@@ -188,6 +188,18 @@ def cache_parts(plan: Plan, position: int) -> tuple[list[Send], list[Send]]:
     return [(t, keys) for t in tiles], [(t, values) for t in tiles]
 
 
+def held_parts(plan: Plan, layer: int, name: str, position: int) -> list[Send]:
+    """Who sends the result of a stage, in the order of the shares."""
+    shares, address, nest = plan.held(layer, name, position)
+
+    def words(count: int) -> Walk:
+        (_, size), *outer = nest or ((1, count),)
+        inner = (1, ceil_div(size, WORD_BYTES))
+        return walk(address // WORD_BYTES, [inner, *((s // WORD_BYTES, n) for s, n in outer)])
+
+    return [(s.tile, words(s.count)) for s in shares]
+
+
 def _linear(address: int, size: int) -> Walk:
     return Walk(address // WORD_BYTES, (1,), (ceil_div(size, WORD_BYTES),))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from coral.codegen.errors import ShapeError
+from coral.codegen.errors import CodegenError, ShapeError
 from coral.codegen.machine import GROUP, OUTPUT_FIFO_ROW, ROW_BYTES, TILES, WORD_BYTES, ceil_div, mask_of, round_up
 from coral.codegen.transformer.graph import ONE_COLUMNS, Transformer
 
@@ -303,6 +303,32 @@ class Plan:
             shares.append(Share(t, row, first, count))
             first += count
         return tuple(shares)
+
+    def held(self, layer: int, name: str, position: int) -> tuple[Shares, int, tuple[tuple[int, int], ...]]:
+        """Where a stage's result lies: shares of the layer, byte address, nest of (stride, count) bytes of a share that
+        counts as one. ``name`` as in the bit model's stages. CodegenError for other names."""
+        layout, size, words = self.layouts[layer], self.g.head_size, 4 * self.g.quads(position + 1)
+        keys = self.keys + self.k_pitch * layout.local + self.k_bytes * position
+        values = self.values + self.v_pitch * layout.local + self.v_bytes * position
+        found: dict[str, tuple[Shares, int, tuple[tuple[int, int], ...]]] = {
+            "normal": (layout.heads, self.normal, ((1, self.g.dim),)),
+            "qk": (layout.heads, self.qk, ((1, self.qk_outputs),)),
+            "v": (layout.heads, values, ((1, self.v_bytes),)),
+            "q": (layout.heads, self.q, ((1, self.heads * size),)),
+            "k": (layout.heads, keys, ((1, self.k_bytes),)),
+            "scores": (layout.heads, self.scores, ((1, words), (self.pitch, self.heads))),
+            "weights": (layout.heads, self.exps, ((1, words), (self.pitch, self.heads))),
+            "attention": (layout.heads, self.own_attended, ((1, self.heads * size),)),
+            "x2": (layout.outputs, self.x2_share, ()),
+            "normal2": (layout.ffn, self.normal, ((1, self.g.dim),)),
+            "a": (layout.ffn, self.silu, ()),
+            "h3": (layout.ffn, self.h3, ()),
+            "m": (layout.ffn, self.own_product, ()),
+            "y": (layout.outputs, self.x_share, ()),
+        }
+        if name not in found:
+            raise CodegenError(f"no stage is called {name!r}; there are {', '.join(found)}")
+        return found[name]
 
     @cached_property
     def kv_tiles(self) -> dict[tuple[int, int], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +13,7 @@ from coral.codegen import blocks
 from coral.codegen.builder import V14, Builder
 from coral.codegen.errors import CodegenError, ShapeError
 from coral.codegen.fc import RESIDENT_TOKEN
-from coral.codegen.machine import ALL_TILES, ROW_BYTES, TILES, WORD_BYTES
+from coral.codegen.machine import ALL_TILES, ROW_BYTES, TILES, WORD_BYTES, mask_of
 from coral.codegen.network.emit import LANES
 from coral.codegen.network.program import MAX_WORDS
 from coral.codegen.transformer import frame
@@ -24,6 +25,8 @@ from coral.codegen.transformer.plan import Form, Plan
 from coral.codegen.transformer.rows import parameters
 from coral.isa import Walk
 from coral.package.program import Base, Bitstream, DmaHint, InstructionHint, InterruptHint, Kind, Layer, Program
+
+CACHE_OUTPUTS = ("keys", "values")
 
 
 @dataclass(frozen=True)
@@ -125,16 +128,29 @@ class TransformerProgram:
             raise ShapeError("keys and values do not stay on the chip in this form: they must be given")
         return data + frame.pack_cache(self.plan, cache, position)
 
-    def unpack(self, position: int, outputs: list[bytes]) -> Token:
-        """What the transfers of ``execution``, in their order, hold."""
+    def probe(self, position: int, layer: int, stage: str) -> Program:
+        """The beginning of ``execution``, up to a stage of a layer, whose result is the output ``stage``.
+
+        For comparing buffers with the bit model, stage by stage. CodegenError: in a loop, or no such stage.
+        """
+        if self.form.loop:
+            raise CodegenError(f"{self.model.name}: in a loop no layer can be stopped at; use the form without")
+        return self._build(position, (layer, stage))
+
+    def unpack_probe(self, position: int, layer: int, stage: str, raw: bytes) -> list[Codes]:
+        """What every share of the layer holds of a stage (``plan.held``), flat."""
+        return frame.unpack(frame.held_parts(self.plan, layer, stage, position), raw)
+
+    def unpack(self, position: int, outputs: Mapping[str, bytes]) -> Token:
+        """What the transfers of ``execution``, by name, hold."""
         plan, g = self.plan, self.model.geometry
-        result = np.concatenate(frame.unpack(frame.result_parts(plan), outputs[0]))
+        result = np.concatenate(frame.unpack(frame.result_parts(plan), outputs["y"]))
         if self.form.keep:
             return Token(result, None, None)
         shape = (len(self.model.blocks), g.kv_heads, g.head_size)
         found = np.full(shape, ZERO, np.uint8), np.full(shape, ZERO, np.uint8)
-        for target, parts, raw in zip(found, frame.cache_parts(plan, position), outputs[1:], strict=True):
-            for (first, layer), piece in zip(plan.kv_tiles, frame.unpack(parts, raw), strict=True):
+        for target, parts, name in zip(found, frame.cache_parts(plan, position), CACHE_OUTPUTS, strict=True):
+            for (first, layer), piece in zip(plan.kv_tiles, frame.unpack(parts, outputs[name]), strict=True):
                 where = (slice(layer, layer + plan.local_layers), slice(first, first + plan.kv_heads))
                 target[where] = piece.reshape(plan.local_layers, plan.kv_heads, g.head_size)
         return Token(result, *found)
@@ -144,7 +160,7 @@ class TransformerProgram:
         if not 1 <= position < context + extra:
             raise ShapeError(f"{self.model.name}: position {position}, the chip's programs are for 1..{context - 1}")
 
-    def _build(self, position: int) -> Program:
+    def _build(self, position: int, stop: tuple[int, str] | None = None) -> Program:
         self._check(position, 0)
         plan, keep = self.plan, self.form.keep
         size = frame.token_rows(plan) * ROW_BYTES
@@ -156,15 +172,25 @@ class TransformerProgram:
         frame.receive_token(e)
         if not keep:
             frame.receive_cache(b, plan, position, position + 1, size)
-        self._layers(e)
-        outputs = {"y": frame.result_parts(plan)}
-        if not keep:
-            outputs |= dict(zip(("keys", "values"), frame.cache_parts(plan, position), strict=True))
+        if stop is None:
+            self._layers(e)
+            outputs = {"y": frame.result_parts(plan)}
+            if not keep:
+                outputs |= dict(zip(CACHE_OUTPUTS, frame.cache_parts(plan, position), strict=True))
+        else:
+            outputs = {stop[1]: frame.held_parts(plan, *stop, position)}
+            self._beginning(e, *stop)
         for index, (name, parts) in enumerate(outputs.items()):
             frame.send(b, name, 1 + index, parts)
         b.epilogue()
         sizes = {name: sum(frame.sent_bytes(words) for _, words in parts) for name, parts in outputs.items()}
         return self._program(b, self.model.name, total, sizes)
+
+    def _beginning(self, e: Emitter, last: int, stage: str) -> None:
+        for index in range(last):
+            e.layer(index)
+            e.hand_over(index, mask_of(s.tile for s in self.plan.layouts[index + 1].heads))
+        next(names for names in e.stages(last) if stage in names)
 
     def _layers(self, e: Emitter) -> None:
         plan, b, layers = self.plan, e.b, len(self.model.blocks)
@@ -181,8 +207,7 @@ class TransformerProgram:
             for index in range(layers):
                 e.layer(index)
                 if index + 1 < layers:
-                    heads = plan.layouts[index + 1].heads
-                    e.hand_over(index, sum(1 << s.tile for s in heads))
+                    e.hand_over(index, mask_of(s.tile for s in plan.layouts[index + 1].heads))
             if readers:
                 e.hand_over(layers - 1, readers)
         if readers:

@@ -38,3 +38,10 @@ def test_several_groups(form):
     session.begin(62)
     for position in (62, 63, 64, 65):
         session.check(position)
+
+
+@pytest.mark.parametrize("form", [tf.Form(), tf.Form(spread=True)], ids=str)
+def test_stage_by_stage(form):
+    session = Session(tf.TransformerProgram(random_model(TINY, 2), form))
+    session.begin(6)
+    session.check_stages(6, 1)
