@@ -39,6 +39,12 @@ InputPaths = Annotated[list[Path], typer.Argument(exists=True, readable=True, sh
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 
+StoryDevice = Annotated[
+    Literal["usb", "sim", "cpu"] | None, typer.Option(help="A stick, the simulated one, none (default: as DEV says).")
+]
+Checkpoint = Annotated[Path | None, typer.Option(dir_okay=False, help="A llama2.c model, for example stories15M.bin.")]
+TokenizerFile = Annotated[Path | None, typer.Option(dir_okay=False, help="Its tokenizer.bin.")]
+ENGINE = "float: all on the host. matmul: matrix products on the chip."
 INPUTS = "One .npy, .npz or image per input, in order; or one .npz."
 BREAK = "Stop where the instruction of this sequence number begins, and show counters and units."
 
@@ -288,6 +294,30 @@ def trace(
     from coral.apps.trace import trace
 
     trace(model, out, picture, inputs=inputs or [], random=random, clock=clock)
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 lets others in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8642,
+    engine: Annotated[str, typer.Option(help=ENGINE)] = "matmul",
+    device: StoryDevice = None,
+    checkpoint: Checkpoint = None,
+    tokenizer: TokenizerFile = None,
+    warm: Annotated[list[int] | None, typer.Option(min=1, max=256, help="Compile this many stories at once.")] = None,
+) -> None:
+    """Serve a language model: a page to write stories with it, and OpenAI's interface."""
+    from coral.apps.stories.serve import serve
+
+    serve(
+        host=host,
+        port=port,
+        engine=engine,
+        device=device,
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        warm=tuple(warm or [1]),
+    )
 
 
 def main() -> None:

@@ -95,10 +95,11 @@ class MatmulEngine(TinygradEngine):
             return []
         names = {_address(layer.weight_codes): name for name, layer in self._layers()}
         found = []
-        for key, region in self._chip.regions().items():
+        for key, footprint in self._chip.regions().items():
             name = next((names[number] for number in _integers(key) if number in names), "other")
-            tiles = range(region.first_tile, region.first_tile + region.tiles)
-            found += [Weights(name, tile, region.row, region.rows) for tile in tiles]
+            for region in footprint.regions:
+                tiles = range(region.first_tile, region.first_tile + region.tiles)
+                found += [Weights(name, tile, region.row, region.rows) for tile in tiles]
         return found
 
     def _layers(self) -> Iterator[tuple[str, Any]]:

@@ -233,10 +233,10 @@ class Running:
     async def until_gone(self, request: Request) -> AsyncIterator[Step | End]:
         """Steps and the End, as long as the client is there; ClientDisconnect when he is not."""
         async for event in self.events(0.5):
+            if await request.is_disconnected():
+                raise ClientDisconnect
             if event is not None:
                 yield event
-            elif await request.is_disconnected():
-                raise ClientDisconnect
 
 
 def _events(parts: AsyncIterator[str], running: Running) -> Response:

@@ -1,0 +1,146 @@
+"""Many clients at once while the stick stalls: nobody is lost, nobody gets another's story, all get the same share."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apps.stories.conftest import TOKENIZER, PacedEngine, Server, served
+from apps.stories.test_server import post, told
+from coral.apps.stories.engines import load_model, open_engine
+from coral.apps.stories.scheduler import Job, Limits, Scheduler, Step
+from coral.driver.errors import TransferFailed
+from coral.llm.story import Sampling, Stories
+from coral.llm.tokenizer import Tokenizer
+
+CLIENTS = 16
+
+
+@contextmanager
+def every(seconds: float, action: Callable[[], Any]) -> Iterator[list[float]]:
+    """Does it again and again meanwhile; gives the times."""
+    stop, times = threading.Event(), []
+
+    def work() -> None:
+        while not stop.wait(seconds):
+            action()
+            times.append(time.monotonic())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield times
+    stop.set()
+    thread.join()
+
+
+def crowd(server: Server, seconds: float, bodies: list[dict[str, Any]], texts: list[str]) -> list[int]:
+    """Words that each of 16 clients got; every answer must be the whole right one, or a refusal with a reason."""
+    got, until = [0] * CLIENTS, time.monotonic() + seconds
+    wrong: list[Any] = []
+
+    def client(number: int) -> None:
+        for k in range(10**6):
+            if time.monotonic() > until:
+                return
+            which = (number + k) % len(bodies)
+            status, headers, answer = post(server, "/v1/completions", {**bodies[which], "user": f"client {number}"})
+            if status == 503 and answer["error"]["message"] and int(headers["retry-after"]) > 0:
+                time.sleep(0.2)
+            elif status != 200 or answer["choices"][0]["text"] != texts[which]:
+                wrong.append((number, which, status, answer))
+            else:
+                got[number] += answer["usage"]["completion_tokens"] + answer["usage"]["prompt_tokens"]
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds + 120)
+        assert not thread.is_alive(), "a request was lost"
+    assert not wrong
+    return got
+
+
+def check_fair(got: list[int]) -> None:
+    """Within 20 % of the mean."""
+    assert min(got) > 0
+    mean = sum(got) / len(got)
+    assert max(abs(words / mean - 1) for words in got) <= 0.2, got
+
+
+def test_sixteen_clients_and_a_stick_that_stalls() -> None:
+    engine = PacedEngine(0.002, context=512)
+    bodies = [{"prompt": f" word{k} word{k}", "max_tokens": 12, "seed": k} for k in range(7)]
+    texts = [told(body["prompt"], Sampling(temperature=1.0, seed=body["seed"], words=12)) for body in bodies]
+    with served(engine, TOKENIZER) as server:
+        with every(0.3, lambda: engine.faults.append(TransferFailed("stalled"))) as times:
+            got = crowd(server, 6, bodies, texts)
+        assert server.scheduler.totals.faults >= len(times) - 1 > 3
+        assert server.scheduler.totals.failed == 0
+    check_fair(got)
+
+
+def test_a_visitor_with_many_requests_has_no_larger_share() -> None:
+    engine, served_words = PacedEngine(0.001, context=4096), {"many": 0, "one": 0}
+    scheduler = Scheduler(engine, TOKENIZER, Limits(turn_seconds=0.01))
+    try:
+
+        def emitting(name: str) -> Callable[[Any], None]:
+            def emit(event: Any) -> None:
+                served_words[name] += event.words if isinstance(event, Step) else 0
+
+            return emit
+
+        how = Sampling(words=4000)
+        for name in ["many"] * 6 + ["one"]:
+            scheduler.submit(Job(name, [[260]], how, emitting(name)))
+        time.sleep(1.5)
+    finally:
+        scheduler.close()
+    assert served_words["one"] == pytest.approx(served_words["many"], rel=0.2)
+
+
+@pytest.mark.slow
+def test_two_minutes_on_the_software_stick(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """stories260K; the stick stalls a transfer every 10 seconds."""
+    from coral.devices import simulated_stick
+    from coral.stick import Effect, Fault, FaultPlan, Kind
+
+    monkeypatch.setenv("MOCKCORAL", "1")
+    model = load_model(data / "stories" / "stories260K.bin")
+    engine = open_engine("matmul", model, "CORAL")
+    bodies = [
+        {"prompt": f"Once upon a time, {who}", "max_tokens": 10 + k} for k, who in enumerate(["Lily", "Tom", "Max"])
+    ]
+    texts = [alone(engine, model.tokenizer, body) for body in bodies]
+    bodies = [{**body, "temperature": 0} for body in bodies]
+    kinds = iter([Kind.OUT, Kind.IN, Kind.EVENT, Kind.INSTRUCTIONS] * 1000)
+
+    def stall() -> None:
+        simulated_stick().faults = FaultPlan(Fault(next(kinds), 3, Effect.STALL))
+
+    with served(engine, model.tokenizer) as server:
+        with every(10, stall) as times:
+            got = crowd(server, float(os.environ.get("LOAD_SECONDS", "120")), bodies, texts)
+        assert server.scheduler.totals.faults >= len(times) - 1
+        assert server.scheduler.totals.failed == 0
+    check_fair(got)
+
+
+def alone(engine: Any, tokenizer: Tokenizer, body: dict[str, Any]) -> str:
+    """The greedy text, without a server."""
+    how = Sampling(temperature=0, words=body["max_tokens"])
+    stories = Stories(engine.session(1), tokenizer, [tokenizer.encode(body["prompt"])], how, engine.config.context)
+    text = ""
+    while not stories.done:
+        text += "".join(new for _, new in stories.advance())
+    assert len(np.unique(stories.rows[0].ids)) > 3
+    return text
