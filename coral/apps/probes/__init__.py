@@ -12,7 +12,7 @@ from typing import Any
 
 from coral.apps.probes.bench import Bench
 
-MODULES = ("layers", "wire", "convolutions", "arithmetic", "unseen", "scalar_core", "memories", "fields")
+MODULES = ("layers", "wire", "convolutions", "arithmetic", "unseen", "scalar_core", "memories", "fields", "wedges")
 
 
 @dataclass(frozen=True)

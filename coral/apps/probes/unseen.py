@@ -178,17 +178,3 @@ def identity_row_after_streamed_layer(bench: Bench) -> Finding:
     right = "right" if np.array_equal(got[:OUTPUTS], form.expected[:OUTPUTS]) else "wrong"
     row = "kept" if np.array_equal(got[OUTPUTS:], x) else "lost"
     return Finding(f"{row} after a streamed layer, which was {right}")
-
-
-@step(14, bold=True)
-def logistic_after_l2(bench: Bench) -> Finding:
-    """LOGISTIC behind L2_NORMALIZATION without a new identity row: reported to stall the chip."""
-    limit = float(numerics.LOGISTIC_CLAMP)
-    spline = numerics.LOGISTIC.scaled(256)
-    l2 = forms.l2_normalisation(0)
-    words, after = l2.x.size // WORD_BYTES, 4 * RESULT + l2.expected.size
-    scale = {"mult": 0.0625, "clamp_min": -limit, "clamp_max": limit, "in_zp": 128, "nlu_en": 1}
-    body = [*forms.identity(), *l2.body, forms.done(), forms.table(spline), forms.requantise(0, after, words, **scale)]
-    codes = numerics.requantise(l2.x.reshape(-1).astype(np.int32) - 128, 0.0625, -limit, limit, 0, nlu=spline)
-    form = Form(l2.x, body, np.concatenate([l2.expected, codes]))
-    return all_right({"both": compare(run(bench, form, "logistic_after_l2").tobytes(), form.expected)})

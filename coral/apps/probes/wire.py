@@ -1,4 +1,4 @@
-"""What goes over USB beside the driver's calls: packets, events, transfers that no driver would make.
+"""What goes over USB beside the driver's calls: packets and events.
 
 Each step opens the stick itself; the next use of ``bench.stick`` opens it anew. Source: docs/usb.md.
 """
@@ -7,25 +7,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import numpy as np
 
 from coral.apps.probes import Finding, step
 from coral.apps.probes.bench import Bench
-from coral.apps.probes.layers import check, random_layer
 from coral.apps.probes.programs import INPUT
 from coral.codegen.eltwise import elementwise
 from coral.driver import Counters, clock_name, find, prepare
-from coral.driver.discovery import APPLICATION_ID, await_stick, identity
 from coral.driver.pipes import ALL_EVENTS, EVENT_BYTES, EVENTS, OUT, OUTPUTS
 from coral.driver.session import Options, Session
 
 EVENT = struct.Struct("<QIB3x")
 PATIENCE_S, STEP_S = 1.0, 0.2
-HALT = 2
-"""Value of a run control."""
-PIECE_BYTES, PIECES = 4096, 32
 
 
 @contextmanager
@@ -41,15 +36,10 @@ def raw(bench: Bench) -> Iterator[Session]:
         session.close(orderly=True)
 
 
-def _wires(size: int) -> tuple[bytes, list[bytes]]:
+def wires_of(size: int) -> tuple[bytes, list[bytes]]:
     """A copy of ``size`` bytes: input, and the DMAs that the host sends, with headers."""
     sent = np.arange(size).astype(np.uint8).tobytes()
     return sent, [bytes(wire or b"") for wire in prepare(elementwise(size, [])).wires({INPUT: sent})[0]]
-
-
-def _alive(bench: Bench) -> str:
-    """Whether the stick computes after it was opened again; a stick that does not answer raises TransferFailed."""
-    return "a layer is right afterwards" if not check(bench, random_layer(1, 64, 64)) else "a layer is wrong afterwards"
 
 
 @step(1)
@@ -57,7 +47,7 @@ def zero_length_packet(bench: Bench) -> Finding:
     """Does a packet without bytes follow an output of 1024 bytes? It would end a read of 2048."""
     if bench.stick.speed == "high":
         return Finding("not measurable on a USB 2 link")
-    sent, wires = _wires(1024)
+    sent, wires = wires_of(1024)
     with raw(bench) as session:
         read = session.handle.submit_in(OUTPUTS, 2048)
         for wire in wires:
@@ -71,7 +61,7 @@ def zero_length_packet(bench: Bench) -> Finding:
 @step(20)
 def all_events(bench: Bench) -> Finding:
     """Events of a copy of 64 bytes when descr_ep asks for all of them: tag, length and address."""
-    sent, wires = _wires(64)
+    sent, wires = wires_of(64)
     with raw(bench) as session:
         session.registers.write("descr_ep", ALL_EVENTS)
         events = [session.handle.submit_in(EVENTS, EVENT_BYTES) for _ in range(8)]
@@ -88,52 +78,3 @@ def all_events(bench: Bench) -> Finding:
     assumed = "tag 1, 64 bytes at 0x0; tag 3, 64 bytes at 0x0; tag 4, 0 bytes at 0x0"
     details = {"events": [part.hex() for part in parts]}
     return Finding(f"{answer}; the output is {right}", f"{assumed}; the output is whole", details)
-
-
-@step(31, bold=True)
-def halted_core(bench: Bench) -> Finding:
-    """How many bytes of an input endpoint 0x01 takes while the scalar core is halted."""
-    with raw(bench) as session:
-        session.registers.write("scalarCoreRunControl", HALT)
-        taken = 0
-        for number in range(PIECES):
-            header = struct.pack("<IB3x", PIECE_BYTES * PIECES, 1) if number == 0 else b""
-            write = session.handle.submit_out(OUT, header + bytes(PIECE_BYTES - len(header)))
-            ended = session.link.wait_for(write, STEP_S)
-            session.link.abandon([write])
-            taken += write.actual
-            if not ended:
-                break
-    return Finding(f"{taken} bytes of {PIECE_BYTES * PIECES}; {_alive(bench)}")
-
-
-@step(32, bold=True)
-def two_dmas_in_one_transfer(bench: Bench) -> Finding:
-    """Instructions and input of a copy in one transfer: reported to be misparsed."""
-    sent, wires = _wires(64)
-    with raw(bench) as session:
-        read = session.handle.submit_in(OUTPUTS, 1024)
-        session.handle.submit_out(OUT, b"".join(wires))
-        session.link.wait_for(read, PATIENCE_S)
-        session.link.abandon([read])
-    answer = {sent: "taken as two", b"": "no output"}.get(bytes(read.data), "wrong output")
-    return Finding(f"{answer}; {_alive(bench)}")
-
-
-@step(33, bold=True)
-def port_reset(bench: Bench) -> Finding:
-    """A port reset of a stick whose program waits for an input that never comes."""
-    with raw(bench) as session:
-        instructions = session.handle.submit_out(OUT, _wires(64)[1][0])
-        session.link.wait_for(instructions, STEP_S)
-        session.link.abandon([instructions])
-        with suppress(OSError):  # a device that comes back as another is an error
-            session.handle.reset()
-        clock = session.link.clock
-        session.close(orderly=False)
-    clock.sleep(PATIENCE_S)
-    back = await_stick(bench.bus, bench.path, clock, seconds=5 * PATIENCE_S)
-    if back is None:
-        return Finding("it vanishes; unplug it and plug it in again")
-    mode = "with its firmware running" if identity(back) == APPLICATION_ID else "in boot mode"
-    return Finding(f"it comes back {mode}; {_alive(bench)}")
