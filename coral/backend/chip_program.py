@@ -1,97 +1,62 @@
-"""A selected layer as tinygrad sees it: a PROGRAM whose source is a line of JSON, and the object that runs it.
+"""Proven layers as tinygrad sees them: a PROGRAM whose source is a line of JSON, and the object that runs it.
 
 Source: docs/backend.md, "Chip programs".
 """
 
 from __future__ import annotations
 
-import json
 import time
 import zlib
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tinygrad.device import Program, TinyELF
-from tinygrad.helpers import Target
+from tinygrad.helpers import Context
 from tinygrad.renderer import Estimates
 from tinygrad.runtime.ops_cpu import CPUProgram
+from tinygrad.tensor import Tensor
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import KernelInfo, ProgramInfo, UOp
 
 from coral import numerics
+from coral.backend.chain import MAGIC, Chain, tensor
 from coral.backend.counters import counters
+from coral.backend.layers import LARGEST_MULTIPLIER, SMALLEST_MULTIPLIER, Layer, Linear
 from coral.backend.memory import HostBuffer
+from coral.backend.switches import selection_off
+from coral.codegen.errors import CodegenError
 
 if TYPE_CHECKING:
     from coral.backend.device import CORALDevice
-    from coral.runtime import LinearSpec
-
-MAGIC = "//coral chip program 1\n"
 
 
 def is_chip_source(source: str | bytes) -> bool:
-    """Whether a program's source (or its compiled form, the same bytes) is a layer for the chip."""
+    """Whether a program's source (or its compiled form, the same bytes) is for the chip."""
     return source.startswith(MAGIC) if isinstance(source, str) else source.startswith(MAGIC.encode())
 
 
-@dataclass(frozen=True)
-class LinearKernel:
-    """``out[rows, n] = requantise(x[rows, k] @ w[n, k].T + b[n])``; codes 0..255, ``mult`` a float32 value."""
-
-    rows: int
-    n: int
-    k: int
-    in_zp: int
-    w_zp: int
-    out_zp: int
-    mult: float
-    lo: int
-    hi: int
-    bias: bool
-
-    def to_source(self) -> str:
-        """The text tinygrad carries as the program's source."""
-        return MAGIC + json.dumps(asdict(self))
-
-    @classmethod
-    def from_source(cls, source: bytes) -> LinearKernel:
-        """The inverse of :meth:`to_source`."""
-        return cls(**json.loads(source.decode().removeprefix(MAGIC)))
-
-    def spec(self) -> LinearSpec:
-        """The layer as the runtime knows it.
-
-        :raises CoralError: no chip program computes such a layer; the message has the limit and the number
-        """
-        from coral.runtime import LinearSpec
-
-        return LinearSpec(self.n, self.k, self.in_zp, self.w_zp, self.out_zp, self.mult, self.lo, self.hi)
-
-    def largest_accumulator(self, bias_magnitude: int) -> int:
-        """Bound of ``|accumulator|`` when no bias exceeds ``bias_magnitude``."""
-        return self.k * max(self.in_zp, 255 - self.in_zp) * max(self.w_zp, 255 - self.w_zp) + bias_magnitude
-
-
-def chip_program(kernel: LinearKernel, buffers: tuple[UOp, ...], target: Target) -> UOp:
-    """The three-source PROGRAM of a layer; ``buffers`` are the kernel's PARAMs in the order out, x, w[, b]."""
-    operations = 2 * kernel.rows * kernel.n * kernel.k
-    touched_bytes = sum(buffer.max_numel() * buffer.dtype.itemsize for buffer in buffers)
-    name = f"coral_linear_{kernel.rows}_{kernel.n}_{kernel.k}"
-    sink = UOp.sink(*buffers, arg=KernelInfo(name=name, estimates=Estimates(operations, touched_bytes, touched_bytes)))
-    slots = tuple(buffer.arg.slot for buffer in buffers)
-    source = UOp(Ops.SOURCE, arg=kernel.to_source())
-    info = ProgramInfo(name=name, globals=slots, outs=slots[:1], ins=slots[1:], target=target)
+def chip_program(chain: Chain, buffers: Sequence[UOp]) -> UOp:
+    """The three-source PROGRAM of a chain; ``buffers`` are PARAMs in the order of the chain's arguments."""
+    operations = sum(step.layer.operations for step in chain.steps)
+    touched_bytes = sum(buffer.max_numel() * buffer.dtype.itemsize for buffer in dict.fromkeys(buffers))
+    estimates = Estimates(operations, touched_bytes, touched_bytes)
+    sink = UOp.sink(*buffers, arg=KernelInfo(name=chain.name, estimates=estimates))
+    slots, outputs = tuple(buffer.arg.slot for buffer in buffers), len(chain.outputs)
+    source = UOp(Ops.SOURCE, arg=chain.to_source())
+    info = ProgramInfo(name=chain.name, globals=slots, outs=slots[:outputs], ins=slots[outputs:])
     return UOp(Ops.PROGRAM, src=(sink, UOp(Ops.LINEAR, src=tuple(sink.toposort())), source), arg=info)
 
 
 class ChipProgram(Program["CORALDevice"]):
-    """One selected layer, ready to run on its device's chip."""
+    """One chain of layers, ready to run on its device's chip."""
 
     def __init__(self, dev: CORALDevice, obj: TinyELF):
         self.dev = dev
-        self.kernel = LinearKernel.from_source(obj.lib)
-        self.spec = self.kernel.spec()
+        self.chain = Chain.from_source(obj.lib)
+        self._layers = self.chain.identity()
+        self._in_range: tuple[Hashable, bool] = (None, False)
+        self._apart = False
 
     def __call__(
         self,
@@ -102,23 +67,79 @@ class ChipProgram(Program["CORALDevice"]):
         wait: bool = False,
         timeout: int | None = None,
     ) -> float | None:
-        """Runs the layer on ``bufs`` (out, x, w[, b]); seconds of wall time if ``wait``."""
+        """Runs the layers on ``bufs`` (outputs, inputs, parameters); seconds of wall time if ``wait``."""
         start = time.perf_counter()
-        kernel = self.kernel
-        x = _codes(bufs[1], kernel.rows, kernel.k)
-        w = _codes(bufs[2], kernel.n, kernel.k)
-        b = np.frombuffer(bufs[3].memory, np.int32, kernel.n) if kernel.bias else None
-        if kernel.largest_accumulator(0 if b is None else int(np.abs(b.astype(np.int64)).max())) < 2**31:
-            out = self.dev.chip.linear(self.spec, x, w, b, key=tuple(_identity(buffer) for buffer in bufs[2:]))
-            counters.chip_programs += 1
-            counters.chip_rows += kernel.rows
-            counters.chip_seconds += time.perf_counter() - start
-        else:
-            out = _wrapping_linear(kernel, x, w, b)
-            counters.host_programs += 1
-            counters.host_fallbacks += 1
-        _codes(bufs[0], kernel.rows, kernel.n)[:] = out
+        chain = self.chain
+        values = {value: _images(bufs[argument], chain, value) for value, argument in chain.inputs}
+        arrays = {
+            number: np.frombuffer(bufs[number].memory, np.dtype(dtype.fmt or "B")).reshape(shape)
+            for step in chain.steps
+            for number, (dtype, shape) in zip(
+                step.parameters, step.layer.operands[step.layer.activations :], strict=True
+            )
+        }
+        key = self._layers, tuple(_identity(bufs[number]) for number in chain.parameters)
+        if not self._exact(key, arrays):
+            for number in range(len(chain.steps)):
+                self._on_host(number, values, arrays)
+        elif self._apart or not self._on_chip(chain, key, values, arrays):
+            for number in range(len(chain.steps)):
+                if not self._on_chip(chain.only(number), (key, number), values, arrays):
+                    self._on_host(number, values, arrays)
+        for value, argument in chain.outputs:
+            planes = values[value].transpose(0, 3, 1, 2)
+            np.frombuffer(bufs[argument].memory, np.uint8, planes.size).reshape(planes.shape)[:] = planes
         return time.perf_counter() - start if wait else None
+
+    def _exact(self, key: Hashable, arrays: dict[int, np.ndarray]) -> bool:
+        """Whether no accumulator can leave int32 and all multipliers are in range, for these parameters."""
+        if self._in_range[0] != key:
+            self._in_range = (
+                key,
+                all(_in_range(step.layer, [arrays[number] for number in step.parameters]) for step in self.chain.steps),
+            )
+        return self._in_range[1]
+
+    def _on_chip(
+        self, chain: Chain, key: Hashable, values: dict[int, np.ndarray], arrays: dict[int, np.ndarray]
+    ) -> bool:
+        """Computes a chain's outputs by one network; False if the chip has no form for it."""
+        start, layer = time.perf_counter(), chain.steps[0].layer
+        if len(chain.steps) == 1 and isinstance(layer, Linear) and (spec := linear_spec(layer)) is not None:
+            x, step = values[chain.steps[0].reads[0]], chain.steps[0]
+            rows = x.transpose(0, 3, 1, 2).reshape(layer.rows, -1)
+            bias = arrays[step.parameters[1]] if layer.bias else None
+            # the layers are part of a network's name; here they are the runtime's affair
+            y = self.dev.chip.linear(spec, rows, arrays[step.parameters[0]], bias, key=key)
+            values[step.writes] = y.reshape(chain.values[step.writes].nhwc)
+        else:
+            inputs = {tensor(value): values[value] for value, _ in chain.inputs}
+            try:
+                results = self.dev.chip.network(key, lambda: chain.network(arrays), inputs)
+            except CodegenError:
+                self._apart = True
+                return False
+            values.update((value, results[tensor(value)]) for value, _ in chain.outputs)
+        counters.chip_programs += 1
+        counters.chip_layers += len(chain.steps)
+        counters.chip_rows += chain.images
+        counters.chip_seconds += time.perf_counter() - start
+        return True
+
+    def _on_host(self, number: int, values: dict[int, np.ndarray], arrays: dict[int, np.ndarray]) -> None:
+        """One layer by the host's code for it: modulo 2^32 where the chip's answer is unknown."""
+        step = self.chain.steps[number]
+        codes = [values[value].transpose(0, 3, 1, 2) for value in step.reads]
+        operands: list[Any] = [*codes, *(arrays[number] for number in step.parameters)]
+        with selection_off(), Context(CAPTURING=0, DEBUG=0):
+            tensors = [
+                Tensor(np.ascontiguousarray(a).reshape(shape), device=self.dev.device).realize()
+                for a, (_, shape) in zip(operands, step.layer.operands, strict=True)
+            ]
+            planes = step.layer.expression(*tensors).numpy()
+        n, h, w, c = self.chain.values[step.writes].nhwc
+        values[step.writes] = np.ascontiguousarray(planes.reshape(n, c, h, w).transpose(0, 2, 3, 1))
+        counters.host_fallbacks += 1
 
 
 class HostProgram(CPUProgram):
@@ -135,8 +156,11 @@ def load_program(dev: CORALDevice, obj: TinyELF) -> ChipProgram | HostProgram:
     return ChipProgram(dev, obj) if is_chip_source(obj.lib) else HostProgram(dev, obj)  # pyright: ignore[reportArgumentType]
 
 
-def _codes(buffer: HostBuffer, rows: int, columns: int) -> np.ndarray:
-    return np.frombuffer(buffer.memory, np.uint8, rows * columns).reshape(rows, columns)
+def _images(buffer: HostBuffer, chain: Chain, value: int) -> np.ndarray:
+    """A value's codes as rows, columns, channels."""
+    image = chain.values[value].image
+    planes = np.frombuffer(buffer.memory, np.uint8, int(np.prod(image))).reshape(image)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
 
 
 def _identity(buffer: HostBuffer) -> tuple[int, int, int]:
@@ -144,9 +168,20 @@ def _identity(buffer: HostBuffer) -> tuple[int, int, int]:
     return buffer.va_addr, buffer.size, zlib.crc32(buffer.memory)
 
 
-def _wrapping_linear(kernel: LinearKernel, x: np.ndarray, w: np.ndarray, b: np.ndarray | None) -> np.ndarray:
-    """The layer in int32 arithmetic modulo 2^32, as compiled host code does it; the chip's answer there is unknown."""
-    acc = (x.astype(np.int32) - kernel.in_zp) @ (w.astype(np.int32) - kernel.w_zp).T
-    acc = acc if b is None else acc + b
-    clamps = numerics.integer_clamps(kernel.out_zp, kernel.lo, kernel.hi)
-    return numerics.requantise(acc, numerics.f32(kernel.mult), *clamps, kernel.out_zp)
+def _in_range(layer: Layer, parameters: Sequence[np.ndarray]) -> bool:
+    bias = next((int(np.abs(a.astype(np.int64)).max()) for a in parameters if a.dtype == np.int32), 0)
+    multipliers = [a for a in parameters if a.dtype == np.float32]
+    usable = all(((a >= SMALLEST_MULTIPLIER) & (a < LARGEST_MULTIPLIER)).all() for a in multipliers)
+    return usable and layer.largest_accumulator(bias) < 2**31
+
+
+def linear_spec(layer: Linear) -> Any:
+    """The layer as ``Runtime.linear`` takes it; None if only a network computes it."""
+    from coral.runtime import LinearSpec
+    from coral.runtime.runtime import MAX_DIMENSION
+
+    k = layer.shape[-1]
+    if layer.mult is None or k > MAX_DIMENSION:
+        return None
+    mult = float(numerics.f32(layer.mult))
+    return LinearSpec(layer.outputs, k, layer.in_zps[0], layer.w_zp, layer.out_zp, mult, layer.lo, layer.hi)

@@ -17,7 +17,7 @@ from tinygrad.helpers import DEV
 from tinygrad.renderer import Renderer
 
 from coral import CoralError
-from coral.backend import selection
+from coral.backend import selection, switches
 from coral.backend.chip_program import load_program
 from coral.backend.errors import DeviceUnavailable, HostCompilerMissing
 from coral.backend.memory import HostAllocator
@@ -116,9 +116,9 @@ class CORALDevice(Compiled):
                 f"{self.device}: no compiler for host kernels. Install the package clang (Debian, Ubuntu: apt-get "
                 f"install clang). Tried: {reasons}"
             ) from group
-        if selection.enabled():
+        if switches.enabled():
             return renderer
-        target = replace(renderer.target, indices=selection.HOST_ONLY)
+        target = replace(renderer.target, indices=switches.HOST_ONLY)
         key = (type(renderer), target)
         if key not in self.cached_renderer:
             self.cached_renderer[key] = type(renderer)(target)

@@ -1,52 +1,29 @@
 """Which kernels are layers the chip computes: read hints off a kernel, rebuild the layer, require the identical graph.
 
-A hint is never trusted. The proof is that :func:`coral.quantize.expressions.qlinear_expression`, scheduled on buffers
-of the hinted shapes, gives the very same UOp: identical graphs compute identical values on identical buffers.
+A hint is never trusted. The proof is that the layer's reference expression (:mod:`coral.quantize`), scheduled on
+buffers of the hinted shapes, gives the very same UOp: identical graphs compute identical values on identical buffers.
 Source: docs/backend.md, "Selection".
 """
 
 from __future__ import annotations
 
 import functools
-import os
-import struct
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import tinygrad.codegen
-from tinygrad.dtype import DType, dtypes
 from tinygrad.helpers import Context, Target, ansistrip
 from tinygrad.tensor import Tensor
 from tinygrad.uop import Ops
-from tinygrad.uop.ops import AxisType, KernelInfo, UOp
+from tinygrad.uop.ops import UOp
 
 from coral import CoralError
-from coral.backend.chip_program import LinearKernel, chip_program
-from coral.quantize.expressions import qlinear_expression
-
-HOST_ONLY = "host-only"
-"""``Target.indices`` of a renderer that must not select: part of tinygrad's cache key, and it travels to workers."""
-
-_times_off = 0
-
-
-def enabled() -> bool:
-    """Whether kernels may go to the chip: not inside :func:`selection_off`, nor with CORAL_SELECT=0."""
-    return not _times_off and os.environ.get("CORAL_SELECT", "1") != "0"
-
-
-@contextmanager
-def selection_off() -> Iterator[None]:
-    """Inside, kernels that are compiled or fetched run on the host; a TinyJit keeps what it has captured."""
-    global _times_off
-    _times_off += 1
-    try:
-        yield
-    finally:
-        _times_off -= 1
+from coral.backend import hints, placement, switches
+from coral.backend.chain import Chain, Step, Value, without_contents
+from coral.backend.chip_program import chip_program, linear_spec
+from coral.backend.hints import Match, NoLayer
+from coral.backend.layers import Linear
 
 
 @dataclass(frozen=True)
@@ -57,33 +34,52 @@ class Selection:
     reason: str
 
 
-class _NoLayer(Exception):
-    """The kernel cannot be a layer; the message is the first hint that failed."""
-
-
 @dataclass(frozen=True)
-class _Layer:
-    """What the hints claim: the layer, its row axes as scheduled, and the PARAMs out, x, w[, b]."""
+class Decision:
+    """What is known of a kernel: the layer that it provably is, or why it is none."""
 
-    kernel: LinearKernel
-    row_shape: tuple[int, ...]
-    buffers: tuple[UOp, ...]
+    match: Match | None
+    reason: str
+
+
+_decisions: dict[bytes, Decision] = {}
+
+
+def decide(ast: UOp) -> Decision:
+    """The layer that one scheduled kernel is. Never raises, opens no device, remembers its answers."""
+    if (known := _decisions.get(ast.key)) is None:
+        try:
+            known = _decide(ast)
+        except (NoLayer, CoralError) as reason:
+            known = Decision(None, str(reason))
+        except Exception as error:
+            warnings.warn(f"coral: selection failed, the kernel runs on the host ({error!r})", stacklevel=2)
+            known = Decision(None, f"selection failed: {error!r}")
+        _decisions[ast.key] = known
+    return known
 
 
 def select(ast: UOp, target: Target) -> Selection:
-    """Decides about one scheduled kernel. Never raises and opens no device: it also runs in compile workers."""
-    if target.indices == HOST_ONLY:
+    """Decides about a kernel on its own, without its neighbours; also in compile workers.
+
+    :raises PlacementError: CORAL_PLACE is none of its values
+    """
+    if target.indices == switches.HOST_ONLY:
         return Selection(None, "selection is switched off")
-    try:
-        layer = _read_hints(ast)
-        _prove(ast, layer)
-        layer.kernel.spec()
-        return Selection(chip_program(layer.kernel, layer.buffers, target), "identical to the quantised linear layer")
-    except (_NoLayer, CoralError) as reason:
-        return Selection(None, str(reason))
-    except Exception as error:
-        warnings.warn(f"coral: selection failed, the kernel runs on the host ({error!r})", stacklevel=2)
-        return Selection(None, f"selection failed: {error!r}")
+    decision = decide(ast)
+    if decision.match is None:
+        return Selection(
+            None, f"{decision.reason}; predicted {placement.kernel_seconds(ast) * 1e6:,.0f} µs on the host"
+        )
+    chain = single(decision.match)
+    if getattr(ast.arg, "name", "").startswith(ON_HOST) or not placement.on_chip([chain])[0]:
+        return Selection(None, f"{decision.reason}, but {placement.prediction(chain)}")
+    reason = f"{decision.reason}; {placement.prediction(chain)}"
+    return Selection(chip_program(chain, decision.match.buffers), reason)
+
+
+ON_HOST = "host_"
+"""How kernels are named that could run on the chip and shall not."""
 
 
 def install() -> None:
@@ -98,171 +94,78 @@ def install() -> None:
             return original(ast, renderer)
         selection: Selection = renderer.select(ast)
         program = original(ast if selection.program is None else selection.program, renderer)
-        if os.environ.get("CORAL_DEBUG", "0") != "0":
-            place = "host" if selection.program is None else "chip"
-            print(
-                f"coral: {place} {ansistrip(program.src[0].arg.name)}: {selection.reason}", file=sys.stderr, flush=True
-            )
+        report("host" if selection.program is None else "chip", ansistrip(program.src[0].arg.name), selection.reason)
         return program
 
     do_to_program._coral = True  # pyright: ignore[reportAttributeAccessIssue]
     tinygrad.codegen.do_to_program = do_to_program
 
 
+def report(place: str, name: str, reason: str) -> None:
+    """With CORAL_DEBUG=1, one line about a decision."""
+    if switches.debug():
+        print(f"coral: {place} {name}: {reason}", file=sys.stderr, flush=True)
+
+
 def self_test(device: str) -> bool:
     """Whether a small layer is still recognised by this tinygrad on this device (about 40 ms)."""
-    kernel = LinearKernel(2, 3, 4, in_zp=5, w_zp=6, out_zp=7, mult=0.5, lo=0, hi=255, bias=True)
+    numbers = {"in_zps": (5,), "w_zp": 6, "out_zp": 7, "mult": 0.5, "bias": True}
+    layer = Linear(shape=(2, 4), outputs=3, **numbers)
     try:
-        ast = _scheduled(device, kernel, (2,), same=False)
-        _prove(ast, _read_hints(ast))
+        ast = _scheduled(device, layer, (0, 1, 2))
+        return any(match.layer == layer and _proven(ast, match) for match in hints.read(ast))
     except Exception:
         return False
-    return True
 
 
-def _need(condition: object, reason: str) -> None:
-    if not condition:
-        raise _NoLayer(reason)
+def single(match: Match) -> Chain:
+    """The chain of one layer; arguments are numbered as the match's buffers."""
+    layer = match.layer
+    image = layer.image
+    result = layer.result(image)
+    assert result is not None
+    zero_points = [zp or 0 for zp in layer.zero_points]
+    reads = tuple(range(layer.activations))
+    values = [Value(image, zp) for zp in zero_points]
+    values.append(Value(result, zero_points[0] if layer.keeps_codes else layer.out_zp))
+    parameters = tuple(range(1 + layer.activations, len(match.buffers)))
+    step = Step(layer, reads, parameters, len(reads))
+    return Chain(tuple(values), (step,), tuple((value, value + 1) for value in reads), ((len(reads), 0),))
 
 
-def _only(nodes: Iterable[UOp], what: str) -> UOp:
-    found = list(nodes)
-    _need(len(found) == 1, f"{len(found)} {what} instead of 1")
-    return found[0]
+def _decide(ast: UOp) -> Decision:
+    difference = "it differs from every layer"
+    for match in hints.read(ast):
+        kind = type(match.layer).__name__
+        try:
+            if _proven(ast, match):
+                chain = single(match)
+                if not isinstance(match.layer, Linear) or linear_spec(match.layer) is None:
+                    chain.network(without_contents(chain))
+                return Decision(match, f"identical to the quantised layer {kind} {match.layer.shape}")
+            difference = f"differs from the quantised layer {kind} of its shape and constants"
+        except CoralError as reason:
+            difference = f"{kind}: {reason}"
+    raise NoLayer(difference)
 
 
-def _read_hints(ast: UOp) -> _Layer:
-    """The layer this kernel would be, from a look at its nodes.
+def _proven(ast: UOp, match: Match) -> bool:
+    places: dict[UOp, int] = {}
+    operands = tuple(places.setdefault(buffer, number) for number, buffer in enumerate(match.buffers[1:]))
+    rebuilt = _scheduled(match.buffers[0].arg.device, match.layer, operands)
+    return rebuilt.replace(arg=ast.arg) is ast
 
-    :raises _NoLayer: something a layer has is not there
+
+def _scheduled(device: str, layer, buffers: tuple[int, ...]) -> UOp:
+    """The scheduled kernel of a layer on fresh, never allocated buffers; equal numbers are one buffer.
+
+    :raises NoLayer: the layer is not one kernel, or two operands of different forms are one buffer
     """
-    _need(ast.op is Ops.SINK and isinstance(ast.arg, KernelInfo) and len(ast.src) == 1, "not a kernel with one store")
-    end = ast.src[0]
-    store = end.src[0] if end.op is Ops.END else end
-    _need(store.op is Ops.STORE and store.src[0].op is Ops.INDEX, "not a plain store to a buffer")
-    nodes = list(store.toposort())
-    ranges = [node for node in nodes if node.op is Ops.RANGE]
-    _need(all(node.src[0].op is Ops.CONST for node in ranges), "symbolic sizes")
-    out, value = store.src[0].src[0], store.src[1]
-    _need(out.op is Ops.PARAM and out.dtype == dtypes.uint8, "the result is not stored as uint8")
-    _need(isinstance(out.arg.device, str), "spread over several devices")
-    _need(value.op is Ops.CAST, "the result is not a rounded value cast to uint8")
-
-    to_float = _only(
-        (
-            node
-            for node in nodes
-            if node.op is Ops.CAST and node.dtype == dtypes.float and node.src[0].dtype == dtypes.int
-        ),
-        "conversions of an int32 sum to float",
-    )
-    loads = [node for node in nodes if node.op is Ops.INDEX and node is not store.src[0]]
-    total, bias = _split_bias(to_float.src[0])
-    _need(total.op in (Ops.REDUCE, Ops.MUL), "no sum of products under the conversion to float")
-    _need(total.op is Ops.MUL or total.arg[0] is Ops.ADD, "the reduction is not a sum")
-    product = total.src[0] if total.op is Ops.REDUCE else total
-    _need(product.op is Ops.MUL and product.dtype == dtypes.int, "the sum is not over int32 products")
-    x, in_zp = _operand(product.src[0])
-    w, w_zp = _operand(product.src[1])
-    _need(len(loads) == len({x, w}) + (bias is not None), f"{len(loads)} buffer reads, more than x, w and bias")
-
-    axes = list(end.src[1:]) if end.op is Ops.END else []
-    x_axes, w_axes = set(x.toposort()), set(w.toposort())
-    if any(axis in w_axes for axis in axes[:-1]) or (axes and axes[-1] in x_axes):
-        row_axes, n = axes, 1
-    else:
-        row_axes, n = axes[:-1], axes[-1].src[0].val if axes else 1
-    row_shape = tuple(axis.src[0].val for axis in row_axes) or (1,)
-    rows = functools.reduce(int.__mul__, row_shape)
-    reduced = [axis for axis in ranges if axis.arg[1] is AxisType.REDUCE]
-    _need(len(reduced) <= 1, f"{len(reduced)} summed axes instead of 1")
-    k = reduced[0].src[0].val if reduced else 1
-
-    low = _only((node for node in nodes if node.op is Ops.MAX and node.dtype == dtypes.float), "lower clamps")
-    high = _only((node for node in nodes if node.op is Ops.WHERE and node.src[2] is low), "upper clamps")
-    out_zp = _integer(_added_constant(value.src[0]) or 0.0, "output zero point")
-    kernel = LinearKernel(
-        rows=rows,
-        n=n,
-        k=k,
-        in_zp=in_zp,
-        w_zp=w_zp,
-        out_zp=out_zp,
-        mult=_multiplier(to_float, low),
-        lo=_integer(_constant(low.src[1], "lower clamp"), "lower clamp") + out_zp,
-        hi=_integer(_constant(high.src[1], "upper clamp"), "upper clamp") + out_zp,
-        bias=bias is not None,
-    )
-    loaded = (x, w) if bias is None else (x, w, bias)
-    return _Layer(kernel, row_shape, (out, *(load.src[0] for load in loaded)))
-
-
-def _split_bias(acc: UOp) -> tuple[UOp, UOp | None]:
-    """The sum and the read of the bias, if an int32 buffer is added to the sum."""
-    if acc.op is Ops.ADD:
-        for total, bias in (acc.src, acc.src[::-1]):
-            if bias.op is Ops.INDEX and bias.dtype == dtypes.int:
-                return total, bias
-    return acc, None
-
-
-def _operand(factor: UOp) -> tuple[UOp, int]:
-    """The uint8 read and the zero point of one factor ``int(code) - zero_point``."""
-    added = _added_constant(factor)
-    cast = factor.src[0] if added is not None else factor
-    _need(
-        cast.op is Ops.CAST and cast.src[0].op is Ops.INDEX and cast.src[0].dtype == dtypes.uint8,
-        "a factor is not a uint8 code minus a zero point",
-    )
-    return cast.src[0], -int(added or 0)
-
-
-def _added_constant(node: UOp) -> float | None:
-    return node.src[1].val if node.op is Ops.ADD and node.src[1].op is Ops.CONST else None
-
-
-def _constant(node: UOp, what: str) -> float:
-    _need(node.op is Ops.CONST, f"the {what} is not a constant")
-    return node.val
-
-
-def _integer(value: float, what: str) -> int:
-    _need(float(value).is_integer(), f"the {what} {value} is not an integer")
-    return int(value)
-
-
-def _multiplier(to_float: UOp, low: UOp) -> float:
-    """The constant factor of the converted sum; a factor of 1 leaves no trace in the graph."""
-    scaled = low.src[0]
-    if scaled is to_float:
-        return 1.0
-    _need(
-        scaled.op is Ops.MUL and scaled.src[0] is to_float, "the clamped value is not the converted sum times a factor"
-    )
-    mult = float(_constant(scaled.src[1], "multiplier"))
-    # Outside, the chip's product could be subnormal or overflow, where its arithmetic was never observed.
-    _need(2.0**-126 <= mult < 2.0**96, f"the multiplier {mult} is outside 2^-126..2^96")
-    _need(struct.unpack("<f", struct.pack("<f", mult))[0] == mult, f"the multiplier {mult!r} is not a float32 value")
-    return mult
-
-
-def _prove(ast: UOp, layer: _Layer) -> None:
-    out, x, w, *_ = layer.buffers
-    rebuilt = _scheduled(out.arg.device, layer.kernel, layer.row_shape, same=x is w)
-    _need(rebuilt.replace(arg=ast.arg) is ast, "differs from the quantised linear layer of its shape and constants")
-
-
-def _scheduled(device: str, kernel: LinearKernel, row_shape: tuple[int, ...], *, same: bool) -> UOp:
-    """The scheduled kernel of the layer on fresh, never allocated buffers; ``same``: one buffer is both x and w."""
-
-    def empty(dtype: DType, *shape: int) -> Tensor:
-        return Tensor.empty(*shape, dtype=dtype, device=device)
-
-    with Context(CAPTURING=0, DEBUG=0, TRACK_MATCH_STATS=0):
-        x = empty(dtypes.uint8, *row_shape, kernel.k)
-        w = x if same else empty(dtypes.uint8, kernel.n, kernel.k)
-        b = empty(dtypes.int32, kernel.n) if kernel.bias else None
-        layer = qlinear_expression(x, w, b, kernel.in_zp, kernel.w_zp, kernel.mult, kernel.lo, kernel.hi, kernel.out_zp)
-        calls = layer.schedule_linear().src
-    _need(len(calls) == 1, f"the layer schedules as {len(calls)} kernels")
+    tensors: dict[int, Tensor] = {}
+    for number, (dtype, shape) in zip(buffers, layer.operands, strict=True):
+        known = tensors.setdefault(number, Tensor.empty(*shape, dtype=dtype, device=device))
+        hints.need(known.shape == shape, "one buffer has two roles")
+    with Context(CAPTURING=0, DEBUG=0, TRACK_MATCH_STATS=0), switches.selection_off():
+        calls = layer.expression(*(tensors[number] for number in buffers)).schedule_linear().src
+    hints.need(len(calls) == 1, f"the layer schedules as {len(calls)} kernels")
     return calls[0].src[0]

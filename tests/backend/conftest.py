@@ -7,21 +7,27 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import coral._hook  # noqa: F401  (an uninstalled checkout)
+from codegen.network.reference import run_network
 from coral import numerics
+from coral.codegen import network as nw
 
 
 class ReferenceRuntime:
-    """``Runtime.linear`` by coral.numerics, which knows nothing of programs; remembers what it was asked."""
+    """``Runtime.linear`` by coral.numerics and ``Runtime.network`` stage by stage in NumPy: neither knows anything of
+    programs. Remembers what it was asked.
+    """
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, tuple[int, ...], Any]] = []
+        self.networks: dict[Hashable, nw.Network] = {}
+        self.network_calls: list[tuple[Hashable, int]] = []
 
     def linear(self, spec: Any, x: np.ndarray, w: np.ndarray, b: np.ndarray | None, key: Any = None) -> np.ndarray:
         self.calls.append((spec, x.shape, key))
@@ -29,6 +35,23 @@ class ReferenceRuntime:
         assert b is None or b.dtype == np.int32
         clamps = numerics.integer_clamps(spec.out_zp, spec.lo, spec.hi)
         return numerics.fully_connected(x, w, b, spec.in_zp, spec.w_zp, spec.mult, *clamps, spec.out_zp)
+
+    def network(
+        self, key: Hashable, build: Callable[[], nw.Network], inputs: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        if key not in self.networks:
+            self.networks[key] = build()
+        network = self.networks[key]
+        images = {len(codes) for codes in inputs.values()}
+        assert set(inputs) == set(network.inputs)
+        assert len(images) == 1
+        self.network_calls.append((key, images.pop()))
+        for name, codes in inputs.items():
+            t = network.tensors[name]
+            assert codes.dtype == np.uint8
+            assert codes.shape[1:] == (t.y, t.x, t.c)
+        results = [run_network(network, dict(zip(inputs, image, strict=True))) for image in zip(*inputs.values(), strict=True)]
+        return {name: np.stack([result[name] for result in results]) for name in network.outputs}
 
     def close(self) -> None:
         pass
