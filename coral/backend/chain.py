@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from coral.backend.layers import Image, Layer, from_json
-from coral.codegen import network as nw
+
+if TYPE_CHECKING:
+    from coral.codegen import network as nw
 
 MAGIC = "//coral chip program 2\n"
 
@@ -85,7 +87,7 @@ class Chain:
         """For people: the layer, or how many they are."""
         first = self.steps[0].layer
         if len(self.steps) == 1:
-            return f"coral_{type(first).__name__.lower()}_{'_'.join(map(str, first.operands[-1][1]))}"
+            return "_".join(("coral", type(first).__name__.lower(), *map(str, first.shape), *map(str, first.sizes)))
         return f"coral_{len(self.steps)}_layers"
 
     def identity(self) -> bytes:
@@ -112,20 +114,21 @@ class Chain:
         :param arrays: weights, biases and multipliers by number of argument
         :raises CodegenError: no chip program computes such a network, whatever its weights; with limit and number
         """
-        used = {value for step in self.steps for value in (*step.reads, step.writes)}
-        tensors = {}
-        for number in sorted(used):
-            _, rows, columns, channels = self.values[number].nhwc
-            tensors[tensor(number)] = nw.Tensor(tensor(number), rows, columns, channels, self.values[number].zero_point)
-        stages = tuple(self._stage(step, [arrays[number] for number in step.parameters]) for step in self.steps)
-        inputs, outputs = (tuple(tensor(value) for value, _ in pairs) for pairs in (self.inputs, self.outputs))
-        return nw.Network(self.name, tensors, inputs, stages, outputs)
+        from coral.backend.stages import stage
+        from coral.codegen import network as nw
 
-    def _stage(self, step: Step, parameters: Sequence[np.ndarray]) -> nw.Stage:
-        layer, image = step.layer, self.values[step.reads[0]].image
-        if layer.keeps_codes:
-            layer = replace(layer, out_zp=self.values[step.writes].zero_point)
-        return layer.stage([tensor(value) for value in step.reads], tensor(step.writes), image, parameters)
+        tensors, stages = {}, []
+        for number in sorted({value for step in self.steps for value in (*step.reads, step.writes)}):
+            value = self.values[number]
+            tensors[tensor(number)] = nw.Tensor(tensor(number), *value.nhwc[1:], value.zero_point)
+        for step in self.steps:
+            layer = step.layer
+            if layer.keeps_codes:
+                layer = replace(layer, out_zp=self.values[step.writes].zero_point)
+            reads, image = tuple(tensor(value) for value in step.reads), self.values[step.reads[0]].image
+            stages.append(stage(layer, reads, tensor(step.writes), image, [arrays[k] for k in step.parameters]))
+        inputs, outputs = (tuple(tensor(value) for value, _ in pairs) for pairs in (self.inputs, self.outputs))
+        return nw.Network(self.name, tensors, inputs, tuple(stages), outputs)
 
 
 def tensor(value: int) -> str:

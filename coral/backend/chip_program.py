@@ -19,16 +19,15 @@ from tinygrad.tensor import Tensor
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import KernelInfo, ProgramInfo, UOp
 
-from coral import numerics
 from coral.backend.chain import MAGIC, Chain, tensor
 from coral.backend.counters import counters
 from coral.backend.layers import LARGEST_MULTIPLIER, SMALLEST_MULTIPLIER, Layer, Linear
 from coral.backend.memory import HostBuffer
 from coral.backend.switches import selection_off
-from coral.codegen.errors import CodegenError
 
 if TYPE_CHECKING:
     from coral.backend.device import CORALDevice
+    from coral.runtime import LinearSpec
 
 
 def is_chip_source(source: str | bytes) -> bool:
@@ -104,12 +103,13 @@ class ChipProgram(Program["CORALDevice"]):
         self, chain: Chain, key: Hashable, values: dict[int, np.ndarray], arrays: dict[int, np.ndarray]
     ) -> bool:
         """Computes a chain's outputs by one network; False if the chip has no form for it."""
+        from coral.codegen.errors import CodegenError
+
         start, layer = time.perf_counter(), chain.steps[0].layer
         if len(chain.steps) == 1 and isinstance(layer, Linear) and (spec := linear_spec(layer)) is not None:
             x, step = values[chain.steps[0].reads[0]], chain.steps[0]
             rows = x.transpose(0, 3, 1, 2).reshape(layer.rows, -1)
             bias = arrays[step.parameters[1]] if layer.bias else None
-            # the layers are part of a network's name; here they are the runtime's affair
             y = self.dev.chip.linear(spec, rows, arrays[step.parameters[0]], bias, key=key)
             values[step.writes] = y.reshape(chain.values[step.writes].nhwc)
         else:
@@ -175,13 +175,14 @@ def _in_range(layer: Layer, parameters: Sequence[np.ndarray]) -> bool:
     return usable and layer.largest_accumulator(bias) < 2**31
 
 
-def linear_spec(layer: Linear) -> Any:
+def linear_spec(layer: Linear) -> LinearSpec | None:
     """The layer as ``Runtime.linear`` takes it; None if only a network computes it."""
-    from coral.runtime import LinearSpec
-    from coral.runtime.runtime import MAX_DIMENSION
+    from coral.runtime import LinearSpec, RuntimeFault
 
-    k = layer.shape[-1]
-    if layer.mult is None or k > MAX_DIMENSION:
+    if layer.mult is None:
         return None
-    mult = float(numerics.f32(layer.mult))
-    return LinearSpec(layer.outputs, k, layer.in_zps[0], layer.w_zp, layer.out_zp, mult, layer.lo, layer.hi)
+    numbers = layer.in_zps[0], layer.w_zp, layer.out_zp, layer.mult, layer.lo, layer.hi
+    try:
+        return LinearSpec(layer.outputs, layer.shape[-1], *numbers)
+    except RuntimeFault:
+        return None

@@ -7,6 +7,7 @@ Source: docs/backend.md, "Fusion".
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -40,11 +41,16 @@ def install() -> None:
         @functools.wraps(original)
         def plan(linear: UOp, held_bufs: set[UOp] | None = None, *, _original=original, _in_jit=in_jit) -> UOp:
             if switches.enabled() and not VALIDATE_WITH_CPU and held_bufs is not None:
-                linear = with_chip_programs(linear, held_bufs if _in_jit else None)
+                try:
+                    linear = with_chip_programs(linear, held_bufs if _in_jit else None)
+                except CoralError:
+                    raise
+                except Exception as error:
+                    warnings.warn(f"coral: fusion failed, kernels run one by one ({error!r})", stacklevel=2)
             return _original(linear, held_bufs)
 
         plan._coral = True  # pyright: ignore[reportAttributeAccessIssue]
-        module.memory_plan_rewrite = plan
+        module.memory_plan_rewrite = plan  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def with_chip_programs(linear: UOp, held: set[UOp] | None) -> UOp:
@@ -59,10 +65,11 @@ def with_chip_programs(linear: UOp, held: set[UOp] | None) -> UOp:
     if held is None:
         held = _alive() if any(len(members) > 1 for members in runs) else set()
     readers = _readers(linear.src)
-    programs = [_assembled(members).chain(members, held, readers) for members in runs]
+    assembled = [(members, run) for members in runs if (run := _assembled(members)) is not None]
+    programs = [run.chain(members, held, readers) for members, run in assembled]
     calls: list[UOp | None] = list(linear.src)
     chosen = placement.on_chip([chain for chain, _ in programs])
-    for members, (chain, arguments), chip in zip(runs, programs, chosen, strict=True):
+    for (members, _), (chain, arguments), chip in zip(assembled, programs, chosen, strict=True):
         if chip:
             for member in members:
                 calls[member.position] = None
@@ -169,7 +176,7 @@ class _Run:
         return chain, arguments
 
 
-@dataclass
+@dataclass(eq=False)
 class _Open:
     """Members that more may join, until something else needs what they write or changes what they read."""
 
@@ -192,17 +199,15 @@ def _runs(calls: Sequence[UOp], matches: Sequence[Match | None]) -> list[list[Me
     closed: list[_Open] = []
     opened: list[_Open] = []
     for position, (call, match) in enumerate(zip(calls, matches, strict=True)):
-        joined: list[_Open] = []
-        reads, writes = _accesses(call)
+        joined, mine = [], []
         if match is not None:
-            member = Member(position, call, match, tuple(call.src[1 + b.arg.slot] for b in match.buffers))
-            joined, run = _joined(opened, member)
-            opened = [other for other in opened if other not in joined]
-        rest = [other for other in opened if not other.hindered_by(reads, writes)]
-        closed += [other for other in opened if other not in rest]
-        opened = rest
-        if match is not None:
-            opened.append(run)
+            arguments = tuple(call.src[1 + buffer.arg.slot] for buffer in match.buffers)
+            joined, run = _joined(opened, Member(position, call, match, arguments))
+            mine = [run]
+        accesses = _accesses(call)
+        others = [run for run in opened if run not in joined]
+        closed += [run for run in others if run.hindered_by(*accesses)]
+        opened = [run for run in others if not run.hindered_by(*accesses)] + mine
     return [run.members for run in (*closed, *opened)]
 
 
@@ -240,10 +245,11 @@ def _assembled(members: Sequence[Member]) -> _Run | None:
 
 def _match(call: UOp) -> Match | None:
     """The layer that a kernel of the schedule is, if it is one and runs on a CORAL device."""
-    device = call.src[1].device if len(call.src) > 1 and call.src[0].op is Ops.SINK else None
-    if not isinstance(device, str) or device.split(":")[0] != "CORAL" or any(b.is_bound_var for b in call.src[1:]):
+    body, *arguments = call.src
+    device = arguments[0].device if arguments and body.op is Ops.SINK else None
+    if not isinstance(device, str) or device.split(":")[0] != "CORAL" or any(b.is_bound_var for b in arguments):
         return None
-    return selection.decide(call.src[0]).match
+    return selection.decide(body).match
 
 
 def _bases(argument: UOp) -> set[UOp]:

@@ -1,7 +1,7 @@
-"""The layers that kernels are compared with and chip programs are made of: reference expression and network stage.
+"""The layers that kernels are compared with and chip programs are made of: their numbers and reference expressions.
 
-Every class is one operation of ``coral.quantize.expressions*`` with its numbers. Images are (N, C, H, W) as tinygrad
-has them; the chip's tensors are rows, columns, channels. Source: docs/backend.md, "Selection" and "Chip programs".
+Every class is one operation of ``coral.quantize.expressions*``. Images are (N, C, H, W) as tinygrad has them.
+Source: docs/backend.md, "Selection" and "Chip programs".
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 from tinygrad.dtype import DType, dtypes
 from tinygrad.tensor import Tensor
 
-from coral import numerics
-from coral.codegen import network as nw
 from coral.quantize.expressions import qlinear_expression
 from coral.quantize.expressions_pointwise import (
     qadd_expression,
@@ -51,6 +48,11 @@ class Layer:
     activations: ClassVar[int] = 1
     keeps_codes: ClassVar[bool] = False
     """The result has the quantisation of the operand, whatever that is."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What tells layers of one ``shape`` apart, for their names."""
+        return ()
 
     @property
     def image(self) -> Image:
@@ -89,19 +91,9 @@ class Layer:
         """The reference expression: what the layer computes on any device."""
         raise NotImplementedError
 
-    def stage(self, reads: Sequence[str], writes: str, image: Image, parameters: Sequence[np.ndarray]) -> nw.Stage:
-        """The layer as a stage; ``image`` is how the operand is seen, ``parameters`` weights, bias, multipliers."""
-        raise NotImplementedError
-
     def largest_accumulator(self, bias_magnitude: int) -> int:
         """Bound of ``|accumulator|`` when no bias exceeds ``bias_magnitude``."""
         return 0
-
-    @property
-    def clamps(self) -> tuple[float, float]:
-        """The chip's limits, relative to the result's zero point."""
-        low, high = numerics.integer_clamps(self.out_zp, self.lo, self.hi)
-        return float(low), float(high)
 
     def _output(self, multipliers: Tensor | None = None) -> dict[str, Any]:
         mult = self.mult if multipliers is None else multipliers
@@ -127,7 +119,12 @@ class _Weighted(Layer):
 
     @property
     def weights_shape(self) -> tuple[int, ...]:
+        """Output channels first."""
         raise NotImplementedError
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.weights_shape
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -143,15 +140,10 @@ class _Weighted(Layer):
         x, w = (max(zp, 255 - zp) for zp in (self.in_zps[0], self.w_zp))
         return self.terms * x * w + bias_magnitude
 
-    def _split(self, parameters: Sequence[Any]) -> tuple[Any, Any, Any]:
+    def split(self, parameters: Sequence[Any]) -> tuple[Any, Any, Any]:
         """Weights, bias or None, multipliers or None."""
         weights, *rest = parameters
         return weights, rest[0] if self.bias else None, rest[-1] if self.mult is None else None
-
-    def _fields(self, parameters: Sequence[np.ndarray]) -> dict[str, Any]:
-        """Bias, w_zp and mult of a stage."""
-        _, bias, multipliers = self._split(parameters)
-        return {"bias": bias, "w_zp": self.w_zp, "mult": self.mult if multipliers is None else multipliers}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,13 +173,8 @@ class Linear(_Weighted):
 
     def expression(self, *operands: Tensor) -> Tensor:
         x, *parameters = operands
-        w, b, multipliers = self._split(parameters)
+        w, b, multipliers = self.split(parameters)
         return qlinear_expression(x, w, b, self.in_zps[0], self.w_zp, **self._output(multipliers))
-
-    def stage(self, reads: Sequence[str], writes: str, image: Image, parameters: Sequence[np.ndarray]) -> nw.Stage:
-        channels_last = parameters[0].reshape(self.outputs, *image[1:]).transpose(0, 2, 3, 1)
-        weights = channels_last.reshape(self.outputs, -1)
-        return nw.Dense(tuple(reads), writes, self.clamps, weights, **self._fields(parameters))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,19 +205,10 @@ class Conv(_Weighted):
 
     def expression(self, *operands: Tensor) -> Tensor:
         x, *parameters = operands
-        w, b, multipliers = self._split(parameters)
+        w, b, multipliers = self.split(parameters)
         names = ("stride", "padding", "dilation", "groups")
         geometry = {name: getattr(self, name) for name in names}
         return qconv2d_expression(x, w, b, self.in_zps[0], self.w_zp, **self._output(multipliers), **geometry)
-
-    def stage(self, reads: Sequence[str], writes: str, image: Image, parameters: Sequence[np.ndarray]) -> nw.Stage:
-        weights, fields = parameters[0], self._fields(parameters)
-        fields["at"] = nw.Window(self.kernel, self.stride, (self.padding[2], self.padding[0]), self.dilation)
-        if self.groups > 1 and self.groups == self.outputs == image[1]:
-            return nw.Depthwise(tuple(reads), writes, self.clamps, weights[:, 0].transpose(1, 2, 0), **fields)
-        if self.groups > 1:
-            weights = _ungrouped(weights, self.groups, self.w_zp)
-        return nw.Conv(tuple(reads), writes, self.clamps, weights.transpose(0, 2, 3, 1), **fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,10 +218,6 @@ class _Pool(Layer):
     kernel: tuple[int, int] = (1, 1)
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
-
-    @property
-    def window(self) -> nw.Window:
-        return nw.Window(self.kernel, self.stride, (self.padding[2], self.padding[0]))
 
     @property
     def operations(self) -> int:
@@ -266,9 +240,6 @@ class MaxPool(_Pool):
     def expression(self, *operands: Tensor) -> Tensor:
         return qmax_pool_expression(operands[0], self.kernel, self.stride, self.padding)
 
-    def stage(self, reads: Sequence[str], writes: str, image: Image, parameters: Sequence[np.ndarray]) -> nw.Stage:
-        return nw.MaxPool(tuple(reads), writes, self.clamps, self.window)
-
 
 class AveragePool(_Pool):
     """The sum over every window, requantised; padding counts as zeros."""
@@ -277,13 +248,6 @@ class AveragePool(_Pool):
         return qavg_pool_expression(
             operands[0], self.kernel, self.stride, self.in_zps[0], **self._output(), padding=self.padding
         )
-
-    def stage(self, reads: Sequence[str], writes: str, image: Image, parameters: Sequence[np.ndarray]) -> nw.Stage:
-        assert self.mult is not None
-        if not any(self.padding):
-            return nw.AveragePool(tuple(reads), writes, self.clamps, self.mult, self.window)
-        ones = np.ones((*self.kernel, image[1]), np.uint8)  # the chip's averages have no padding, its layers do
-        return nw.Depthwise(tuple(reads), writes, self.clamps, ones, None, 0, self.mult, self.window)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,11 +264,6 @@ class Add(Layer):
     def expression(self, *operands: Tensor) -> Tensor:
         return qadd_expression(operands[0], operands[1], self.in_zps[0], self.in_zps[1], self.weights, **self._output())
 
-    def stage(self, reads: Sequence[str], writes: str, image: Image, parameters: Sequence[np.ndarray]) -> nw.Stage:
-        assert self.mult is not None
-        offset = -sum(w * zp for w, zp in zip(self.weights, self.in_zps, strict=True))
-        return nw.Add(tuple(reads), writes, self.clamps, self.weights, offset, self.mult)
-
 
 class Multiply(Layer):
     """The product of two operands' differences from their zero points, requantised."""
@@ -314,20 +273,12 @@ class Multiply(Layer):
     def expression(self, *operands: Tensor) -> Tensor:
         return qmul_expression(operands[0], operands[1], self.in_zps[0], self.in_zps[1], **self._output())
 
-    def stage(self, reads: Sequence[str], writes: str, image: Image, parameters: Sequence[np.ndarray]) -> nw.Stage:
-        assert self.mult is not None
-        return nw.Multiply(tuple(reads), writes, self.clamps, self.mult)
-
 
 class Requantise(Layer):
     """Codes in another quantisation."""
 
     def expression(self, *operands: Tensor) -> Tensor:
         return qrequantise_expression(operands[0], self.in_zps[0], **self._output())
-
-    def stage(self, reads: Sequence[str], writes: str, image: Image, parameters: Sequence[np.ndarray]) -> nw.Stage:
-        assert self.mult is not None
-        return nw.Requantise(tuple(reads), writes, self.clamps, self.mult)
 
 
 class Clip(Layer):
@@ -341,9 +292,6 @@ class Clip(Layer):
 
     def expression(self, *operands: Tensor) -> Tensor:
         return qclip_expression(operands[0], self.lo, self.hi)
-
-    def stage(self, reads: Sequence[str], writes: str, image: Image, parameters: Sequence[np.ndarray]) -> nw.Stage:
-        return nw.Requantise(tuple(reads), writes, self.clamps)
 
 
 KINDS: dict[str, type[Layer]] = {
@@ -366,12 +314,3 @@ def _windows(
 
 def _pool_size(pool: _Pool) -> tuple[int, int]:
     return _windows(pool.shape[2:], pool.kernel, pool.stride, pool.padding, (1, 1))
-
-
-def _ungrouped(weights: np.ndarray, groups: int, w_zp: int) -> np.ndarray:
-    """Weights [O, C / groups, kh, kw] for all C channels: those of other groups are zero points."""
-    outputs, channels, *kernel = weights.shape
-    full = np.full((groups, outputs // groups, groups, channels, *kernel), w_zp, np.uint8)
-    for group in range(groups):
-        full[group, :, group] = weights.reshape(groups, outputs // groups, channels, *kernel)[group]
-    return full.reshape(outputs, groups * channels, *kernel)

@@ -134,19 +134,20 @@ def single(match: Match) -> Chain:
 
 
 def _decide(ast: UOp) -> Decision:
-    difference = "it differs from every layer"
+    reasons: list[str] = []
     for match in hints.read(ast):
         kind = type(match.layer).__name__
         try:
-            if _proven(ast, match):
-                chain = single(match)
-                if not isinstance(match.layer, Linear) or linear_spec(match.layer) is None:
-                    chain.network(without_contents(chain))
-                return Decision(match, f"identical to the quantised layer {kind} {match.layer.shape}")
-            difference = f"differs from the quantised layer {kind} of its shape and constants"
+            if not _proven(ast, match):
+                reasons.append(f"differs from the quantised layer {kind} of its shape and constants")
+                continue
+            chain = single(match)
+            if not isinstance(match.layer, Linear) or linear_spec(match.layer) is None:
+                chain.network(without_contents(chain))
+            return Decision(match, f"identical to the quantised layer {kind} {match.layer.shape}")
         except CoralError as reason:
-            difference = f"{kind}: {reason}"
-    raise NoLayer(difference)
+            reasons.insert(0, f"{kind}: {reason}")
+    raise NoLayer(reasons[0] if reasons else "loops and reads are those of no layer")
 
 
 def _proven(ast: UOp, match: Match) -> bool:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from codegen.network.reference import run_network
 
 import coral._hook  # noqa: F401  (an uninstalled checkout)
-from codegen.network.reference import run_network
 from coral import numerics
 from coral.codegen import network as nw
 
@@ -50,7 +50,9 @@ class ReferenceRuntime:
             t = network.tensors[name]
             assert codes.dtype == np.uint8
             assert codes.shape[1:] == (t.y, t.x, t.c)
-        results = [run_network(network, dict(zip(inputs, image, strict=True))) for image in zip(*inputs.values(), strict=True)]
+        results = [
+            run_network(network, dict(zip(inputs, image, strict=True))) for image in zip(*inputs.values(), strict=True)
+        ]
         return {name: np.stack([result[name] for result in results]) for name in network.outputs}
 
     def close(self) -> None:

@@ -164,7 +164,6 @@ REJECTED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
         ).sum((1, 3))
         + b.contiguous()
     ),
-    "weights per row": lambda x, w, b: _finish((_int(x, IN_ZP) * _int(w, W_ZP)).sum(1) + b.contiguous()),
     "residual before requantisation": lambda x, w, b: _finish(
         _acc(x, w, b) + x.contiguous()[:, :N].cast(dtypes.int32) * 16
     ),

@@ -95,4 +95,4 @@ def test_fresh_process_jit_and_all(python, cpu: str) -> None:
     assert on_chip.returncode == 0, on_chip.stderr
     assert on_cpu.returncode == 0, on_cpu.stderr
     assert on_chip.stdout.splitlines()[:4] == on_cpu.stdout.splitlines()[:4]
-    assert (on_chip.stdout.split()[-1], on_cpu.stdout.split()[-1]) == ("8", "0")
+    assert (on_chip.stdout.split()[-1], on_cpu.stdout.split()[-1]) == ("4", "0")
