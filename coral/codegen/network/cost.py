@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import GROUP, WORD_BYTES, ceil_div
-from coral.codegen.network.graph import Add, Concatenate, Conv, Dense, Depthwise, MaxPool, Network, Slice, Stage
+from coral.codegen.network.graph import (
+    Add,
+    Concatenate,
+    Conv,
+    Dense,
+    Depthwise,
+    Interleave,
+    MaxPool,
+    Network,
+    Slice,
+    Stage,
+)
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.steps import depthwise_steps, step_cost
 from coral.codegen.network.tiling import SIDES, Grid
@@ -15,7 +26,7 @@ STAGE_CYCLES = 400
 
 def stage_cycles(plan: Plan, stage: Stage) -> float:
     """Predicted cycles of a stage on its busiest tile."""
-    if isinstance(stage, Concatenate | Slice):
+    if isinstance(stage, Concatenate | Interleave | Slice):
         return 0.0
     name, words = stage.output, plan.channels(stage.inputs[0]) // WORD_BYTES
     if name in plan.spread:

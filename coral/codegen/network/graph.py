@@ -42,9 +42,14 @@ class Tensor:
         return self.y * self.x * self.c
 
 
+def whole_range(x: Tensor) -> tuple[float, float]:
+    """Clamps that let every code of a tensor pass."""
+    return float(-x.zero_point), float(255 - x.zero_point)
+
+
 @dataclass(frozen=True)
 class Window:
-    """Kernel, stride, padding before the first position and dilation, along rows and columns."""
+    """Kernel, stride, padding before the first position (negative: positions left out), dilation, along both axes."""
 
     kernel: tuple[int, int] = (1, 1)
     stride: tuple[int, int] = (1, 1)
@@ -52,9 +57,9 @@ class Window:
     dilation: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
-        if min(*self.kernel, *self.stride, *self.dilation) < 1 or min(self.pad) < 0:
-            raise ShapeError(f"window {self}: kernel, stride and dilation must be at least 1, padding at least 0")
-        if any(p >= k for p, k in zip(self.pad, self.extent, strict=True)):
+        if min(*self.kernel, *self.stride, *self.dilation) < 1:
+            raise ShapeError(f"window {self}: kernel, stride and dilation must be at least 1")
+        if any(p >= k > 1 for p, k in zip(self.pad, self.extent, strict=True)):
             raise ShapeError(f"window {self}: padding must be smaller than the kernel")
 
     @property
@@ -66,7 +71,7 @@ class Window:
     @property
     def pointwise(self) -> bool:
         """Whether every result needs the one position that it stands for."""
-        return self.kernel == (1, 1) and self.stride == (1, 1)
+        return (self.kernel, self.stride, self.pad) == ((1, 1), (1, 1), (0, 0))
 
 
 POINT = Window()
@@ -115,12 +120,21 @@ class Conv(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Depthwise(Conv):
-    """As Conv, every channel with its own kernel: ``weights`` uint8 [kh, kw, C]."""
+    """As Conv, each channel with its own m kernels: ``weights`` uint8 [kh, kw, C * m], output n sees channel n // m."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dense(Conv):
     """As Conv, every output sees the whole map: ``weights`` uint8 [N, y * x * C] in row-major order."""
+
+
+@dataclass(frozen=True, eq=False)
+class TransposeConv(Conv):
+    """As Conv, windows lie on the output: every input position adds its products with the weights to one of them."""
+
+    @property
+    def window(self) -> Window:
+        return POINT
 
 
 @dataclass(frozen=True)
@@ -164,23 +178,64 @@ class Multiply(Stage):
 
 @dataclass(frozen=True)
 class Requantise(Stage):
-    """(x - zero point + offset) times ``mult``, through ``spline``: RELU, QUANTIZE, LOGISTIC, TANH, constants."""
+    """(x - zero point + offset) times ``mult``, through ``spline``: RELU, QUANTIZE, LOGISTIC, TANH, constants.
+
+    ``at``: a window of one position: what lies outside the input is its zero point (PAD), or a part is taken.
+    """
 
     mult: float = 1.0
     offset: int = 0
     spline: Spline | None = None
+    at: Window = POINT
+
+    @property
+    def window(self) -> Window:
+        return self.at
 
 
 @dataclass(frozen=True)
 class Concatenate(Stage):
-    """Inputs of one quantisation side by side along the channels; a matter of places, nothing is computed."""
+    """Inputs side by side along the channels; a matter of places, nothing is computed.
+
+    ``mults``: multipliers of the inputs, if some have another quantisation than the output and are requantised.
+    """
+
+    mults: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Slice(Stage):
-    """The channels from ``begin`` on, as many as the output has; a matter of places, like Concatenate."""
+    """The channels from ``begin`` on, as many as the output has; a matter of places, like Concatenate.
+
+    ``first``, ``step``: first row and column, and how far apart the ones taken are.
+    """
 
     begin: int = 0
+    first: tuple[int, int] = (0, 0)
+    step: tuple[int, int] = (1, 1)
+
+
+@dataclass(frozen=True)
+class Pad(Stage):
+    """``before`` rows and columns of zero points in front of the input, and behind it up to the output's size."""
+
+    before: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Reshape(Stage):
+    """The same elements in row-major order; at the ends of a network or in front of dense layers."""
+
+
+@dataclass(frozen=True)
+class Interleave(Stage):
+    """Input k holds the positions (i * step + phases[k]) of the output; a matter of places.
+
+    All inputs have as many positions as the first, so that tiles with positions of the output have some of each.
+    """
+
+    step: tuple[int, int] = (1, 1)
+    phases: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -214,30 +269,49 @@ class Network:
         """Shapes of a stage's operands against its output."""
         y, x = self.tensors[stage.output], self.tensors[stage.inputs[0]]
         where = f"network {self.name!r}, {type(stage).__name__} {stage.output!r}"
-        for what, value in (("clamps", stage.clamps), ("multiplier", getattr(stage, "mult", 1.0))):
+        mults = getattr(stage, "mults", getattr(stage, "mult", 1.0))
+        for what, value in (("clamps", stage.clamps), ("multiplier", mults)):
             if not np.array_equal(np.asarray(value, np.float32), np.asarray(value)):
                 raise CodegenError(f"{where}: {what} {value} are no float32 values")
         if isinstance(stage, Conv):
             _check_weights(where, stage, x, y)
         if isinstance(stage, Dense):
             return
+        if isinstance(stage, Requantise) and stage.at.kernel != (1, 1):
+            raise ShapeError(f"{where}: a window of {stage.at.kernel}, a single position is taken")
+        free = isinstance(stage, TransposeConv | Requantise | Interleave | Pad | Reshape)
         for out, size, k, s, pad in zip(
             (y.y, y.x), (x.y, x.x), stage.window.extent, stage.window.stride, stage.window.pad, strict=True
         ):
             reach = (out - 1) * s + k - pad
+            if free or isinstance(stage, Slice):
+                continue
             if reach - size >= k or (not isinstance(stage, Conv | MaxPool) and (pad or reach > size)):
                 raise ShapeError(
                     f"{where}: {out} windows of {k} every {s} from -{pad} reach {reach}, the input has {size}"
                 )
         if isinstance(stage, Concatenate):
             parts = [self.tensors[name] for name in stage.inputs]
-            if sum(t.c for t in parts) != y.c or any(
-                (t.y, t.x, t.zero_point) != (y.y, y.x, y.zero_point) for t in parts
-            ):
+            totals = {sum(t.c for t in parts), sum(-(-t.c // 4) * 4 for t in parts)}
+            same_zero = stage.mults or all(t.zero_point == y.zero_point for t in parts)
+            fit = all((t.y, t.x) == (y.y, y.x) for t in parts) and len(stage.mults) in (0, len(parts))
+            if y.c not in totals or not fit or not same_zero:
                 raise ShapeError(f"{where}: the inputs do not make up {y}")
         elif isinstance(stage, Slice):
-            if not 0 <= stage.begin <= x.c - y.c or (x.y, x.x, x.zero_point) != (y.y, y.x, y.zero_point):
-                raise ShapeError(f"{where}: channels {stage.begin}..{stage.begin + y.c - 1} of {x} are not {y}")
+            last = [f + (n - 1) * s for f, n, s in zip(stage.first, (y.y, y.x), stage.step, strict=True)]
+            inside = 0 <= stage.begin <= x.c - y.c and min(*stage.first, *stage.step) >= 0 and min(stage.step) >= 1
+            if not inside or last[0] >= x.y or last[1] >= x.x or x.zero_point != y.zero_point:
+                raise ShapeError(
+                    f"{where}: channels {stage.begin}..{stage.begin + y.c - 1} of positions {stage.first}..{last} of "
+                    f"{x} are not {y}"
+                )
+        elif isinstance(stage, Pad):
+            sizes = zip((x.y, x.x), stage.before, (y.y, y.x), strict=True)
+            if (x.c, x.zero_point) != (y.c, y.zero_point) or any(b < 0 or n < old + b for old, b, n in sizes):
+                raise ShapeError(f"{where}: {x} with {stage.before} positions in front is not {y}")
+        elif isinstance(stage, Reshape):
+            if (x.size, x.zero_point) != (y.size, y.zero_point):
+                raise ShapeError(f"{where}: {x.size} elements of {x} do not become {y}")
         elif not isinstance(stage, Conv | Dense) and any(self.tensors[name].c != y.c for name in stage.inputs):
             raise ShapeError(f"{where}: {y.c} channels from inputs of {[self.tensors[n].c for n in stage.inputs]}")
 
@@ -253,9 +327,9 @@ def _check_weights(where: str, stage: Conv, x: Tensor, y: Tensor) -> None:
         if (y.y, y.x) != (1, 1):
             raise ShapeError(f"{where}: {y.y} x {y.x} positions, a dense layer has one")
     elif isinstance(stage, Depthwise):
-        wanted = (*stage.at.kernel, x.c)
-        if n != x.c:
-            raise ShapeError(f"{where}: {n} channels from {x.c}, a depthwise layer has as many")
+        wanted = (*stage.at.kernel, n)
+        if n % x.c:
+            raise ShapeError(f"{where}: {n} channels from {x.c}, a depthwise layer has a multiple")
     else:
         wanted = (n, *stage.at.kernel, x.c)
     if w.shape != wanted or w.dtype != np.uint8:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
-from math import gcd
+from math import gcd, lcm
 
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import ALL_TILES, GROUP, TILES, WORD_BYTES, ceil_div, mask_of, round_up
@@ -17,6 +17,7 @@ from coral.codegen.network.graph import (
     Conv,
     Dense,
     Depthwise,
+    Interleave,
     MaxPool,
     Multiply,
     Network,
@@ -24,6 +25,7 @@ from coral.codegen.network.graph import (
     Stage,
     Tensor,
 )
+from coral.codegen.network.lower import lowered
 from coral.codegen.network.rewrite import with_copies, with_dense_layers, with_padded_inputs
 from coral.codegen.network.steps import BLOB_ROWS, MAX_BLOCK, depthwise_rows, depthwise_steps, step_cost
 from coral.codegen.network.tiling import Grid, Halo, Reach, Split
@@ -55,10 +57,17 @@ class Plan:
 
     def __init__(self, network: Network, grid: Grid, images: int, *, own_input: bool = False) -> None:
         self.own_input = own_input
-        network = with_dense_layers(with_copies(network), shared=grid.slots == 1 and images == 1)
+        network = with_dense_layers(with_copies(lowered(network)), shared=grid.slots == 1 and images == 1)
         self.network, self.grid, self.images = with_padded_inputs(network, always=own_input), grid, images
         self.tensors, self.stages = self.network.tensors, self.network.stages
         self.roots = self._roots()
+        self.lattices = {
+            name: (s.step, phase, s.output)
+            for s in self.stages
+            if isinstance(s, Interleave)
+            for name, phase in zip(s.inputs, s.phases, strict=True)
+        }
+        """Parts of interleaved tensors -> (distance of their positions in the whole, position of the first, whole)."""
         self.spread = self._spread()
         self.blocking = {s.output: self._block(s) for s in self.stages if type(s) is Depthwise}
         self.splits = {name: self._split(tensor) for name, tensor in self.tensors.items()}
@@ -79,12 +88,10 @@ class Plan:
                     part = self.tensors[name]
                     if roots[name] != (name, 0) or name in self.network.inputs:
                         raise ShapeError(f"{name!r} belongs to two concatenations or is an input; it must be copied")
-                    if part.c % WORD_BYTES and name != stage.inputs[-1]:
-                        raise ShapeError(
-                            f"{name!r} has {part.c} channels, parts of a concatenation have multiples of 4"
-                        )
                     roots[name] = (root, offset)
-                    offset += part.c
+                    offset += round_up(part.c, WORD_BYTES)
+            elif isinstance(stage, Interleave):
+                roots |= dict.fromkeys(stage.inputs, roots[stage.output])
         for stage in self.stages:
             if isinstance(stage, Slice):
                 if roots[stage.output][0] != stage.output or stage.begin % WORD_BYTES:
@@ -109,6 +116,8 @@ class Plan:
         """Outputs per block of a depthwise layer: the fewest steps, if only a pointwise layer reads the result."""
         y = self.tensors[stage.output]
         readers = list(self.network.readers(y.name))
+        if y.c != self.tensors[stage.inputs[0]].c:
+            return (1, 1)
         if y.name in self.network.outputs or not all(type(r) is Conv and r.window.pointwise for r in readers):
             return (1, 1)
         if stage.window.dilation != (1, 1):
@@ -128,10 +137,17 @@ class Plan:
         return min(choices, key=lambda b: (cost(b), b)) if choices else (1, 1)
 
     def _split(self, tensor: Tensor) -> tuple[Split, Split]:
-        rows = Split.of(tensor.y, self.grid.rows)
+        if tensor.name in self.lattices:
+            step, _, whole = self.lattices[tensor.name]
+            extents = [split.extent // s for split, s in zip(self._split(self.tensors[whole]), step, strict=True)]
+            return Split(tensor.y, self.grid.rows, extents[0]), Split(tensor.x, self.grid.columns, extents[1])
+        root = self.roots[tensor.name][0]
+        steps = [step for step, _, whole in self.lattices.values() if self.roots[whole][0] == root]
+        down, across = lcm(*(y for y, _ in steps)), lcm(*(x for _, x in steps))
+        rows = Split.of(tensor.y, self.grid.rows, down)
         packed = next((s for s in self.stages if s.output == tensor.name and self.is_packed(s)), None)
         multiple = self.pack_of(packed) if packed is not None else 1
-        columns = Split.of(tensor.x, self.grid.columns, multiple)
+        columns = Split.of(tensor.x, self.grid.columns, lcm(multiple, across))
         if tensor.name in self.network.inputs and not (self.own_input and tensor.c % WORD_BYTES == 0):
             readers = [s for s in self.network.readers(tensor.name) if not isinstance(s, Dense)]
             if readers:
@@ -199,7 +215,7 @@ class Plan:
         for axis in (0, 1):
             reaches = []
             for stage in self.stages:
-                if isinstance(stage, Concatenate | Slice | Dense):
+                if isinstance(stage, Concatenate | Slice | Dense | Interleave):
                     continue
                 if any(self.roots[name][0] == root for name in stage.inputs):
                     reaches.append(self.reach(stage, axis))
@@ -257,7 +273,12 @@ class Plan:
         for name, (root, offset) in self.roots.items():
             if root in places:
                 shape = shapes[root]
-                blocks[name] = replace(shape, address=shape.address + places[root] + offset)
+                block = replace(shape, address=shape.address + places[root] + offset)
+                if name in self.lattices:
+                    (down, across), (y, x), _ = self.lattices[name]
+                    first = block.address + y * block.row + x * block.position
+                    block = Block(first, across * block.position, down * block.row, block.image)
+                blocks[name] = block
         blocks |= {name: replace(shapes[name], address=places[name]) for name in places if name not in self.roots}
         return blocks, peak
 
@@ -337,7 +358,7 @@ class Plan:
 
     def at(self, name: str, part: tuple[int, int], y: int, x: int) -> int:
         """Byte address, on the tiles of block ``part``, of a position of the whole tensor."""
-        block, (rows, columns) = self.blocks[name], self.splits[self.roots[name][0]]
+        block, (rows, columns) = self.blocks[name], self.splits[name if name in self.lattices else self.roots[name][0]]
         return block.address + (y - rows.start(part[0])) * block.row + (x - columns.start(part[1])) * block.position
 
     def own(self, name: str) -> int:
@@ -400,7 +421,7 @@ class Plan:
         maxima = {
             isinstance(s, MaxPool)
             for s in readers
-            if not isinstance(s, Concatenate | Slice | Dense)
+            if not isinstance(s, Concatenate | Slice | Dense | Interleave)
             and any(self.reach(s, axis).leaves(self.splits[root][axis].size) for axis in (0, 1))
         }
         if maxima == {True, False}:

@@ -231,32 +231,35 @@ def _packed(plan: Plan, stage: Conv) -> Product:
 
 
 def _depthwise(plan: Plan, stage: Depthwise) -> Product:
-    """Columns are (output of a block, channel of a word); a group is a word of channels."""
+    """Columns are (output of a block, channel of a word and its multiples); a group is a word of channels."""
     x, y = stage.inputs[0], stage.output
     a, o, block = plan.blocks[x], plan.blocks[y], plan.blocking[stage.output]
     (rows, columns), (kh, kw), (sy, sx) = plan.splits[y], stage.window.kernel, stage.window.stride
     dy, dx = stage.window.dilation
     by, bx = block
     wy, wx = depthwise_window(block, stage)
-    groups, c, outputs = plan.channels(x) // WORD_BYTES, plan.tensors[x].c, by * bx
-    kernel = np.full((kh, kw, groups * WORD_BYTES), stage.w_zp, np.uint8)
-    kernel[..., :c] = stage.weights
-    weights = np.full((groups, wy, wx, by, bx, WORD_BYTES, WORD_BYTES), stage.w_zp, np.uint8)
-    diagonal = range(WORD_BYTES)
+    groups, n, outputs = plan.channels(x) // WORD_BYTES, stage.weights.shape[2], by * bx
+    wide = WORD_BYTES * (n // plan.tensors[x].c)
+    kernel = np.full((kh, kw, groups * wide), stage.w_zp, np.uint8)
+    kernel[..., :n] = stage.weights
+    weights = np.full((groups, wy, wx, by, bx, wide, WORD_BYTES), stage.w_zp, np.uint8)
+    column = np.arange(wide)
     for qy in range(by):
         for qx in range(bx):
             part = weights[:, qy * sy : qy * sy + kh, qx * sx : qx * sx + kw, qy, qx]
-            part[:, :, :, diagonal, diagonal] = kernel.reshape(kh, kw, groups, WORD_BYTES).transpose(2, 0, 1, 3)
-    bias, scale = _channel_arrays(stage, c)
+            part[:, :, :, column, column * WORD_BYTES // wide] = kernel.reshape(kh, kw, groups, wide).transpose(
+                2, 0, 1, 3
+            )
+    bias, scale = _channel_arrays(stage, n)
 
     def header(row: np.ndarray, fill: float) -> np.ndarray:
-        out = np.full((groups, WORD_BYTES), fill, row.dtype)
-        out.reshape(-1)[:c] = row
+        out = np.full((groups, wide), fill, row.dtype)
+        out.reshape(-1)[:n] = row
         return np.tile(out, (1, outputs))
 
-    size, across = WORD_BYTES * outputs, columns.extent // bx
+    size, across = wide * outputs, columns.extent // bx
     if o.inner == (1, 1):
-        out_x, out_y, group_out = o.position, o.row, WORD_BYTES
+        out_x, out_y, group_out = o.position, o.row, wide
     else:
         out_x, out_y, group_out = size * groups, size * groups * across, size
     positions = [
@@ -269,11 +272,11 @@ def _depthwise(plan: Plan, stage: Depthwise) -> Product:
         merge_positions(positions),
         WORD_BYTES,
         group_out,
-        size,
+        size if outputs > 1 else plan.channels(y) - wide * (groups - 1),
         weights.reshape(groups, wy * wx, size, WORD_BYTES),
         header(bias, 0),
         None if scale is None else header(scale, 1),
-        relay_columns(block),
+        relay_columns(size),
     )
 
 

@@ -23,6 +23,7 @@ from coral.codegen.network.graph import (
     AveragePool,
     Concatenate,
     Conv,
+    Interleave,
     MaxPool,
     Multiply,
     Network,
@@ -30,6 +31,7 @@ from coral.codegen.network.graph import (
     Slice,
     Stage,
 )
+from coral.codegen.network.lower import lowered
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.rewrite import weight_rows, with_cut_layers
 from coral.codegen.network.tiling import Grid
@@ -68,6 +70,7 @@ class NetworkProgram:
         if not 1 <= batch <= MAX_BATCH:
             raise ShapeError(f"network {network.name!r}: batch {batch}, allowed are 1..{MAX_BATCH}")
         self.network, self.batch = network, batch
+        network = lowered(network)
         if stream and weight_rows(network.stages) > sum(STREAM_ROWS - row for row in base_rows if row is not None):
             network = with_cut_layers(network, CUT_ROWS)
         plans = candidates(network, batch) if grid is None else [fitting(network, grid, batch, own_input=own_input)]
@@ -194,7 +197,7 @@ class NetworkProgram:
 
     def _stage(self, b: Builder, stage: Stage, exchanged: set[str]) -> None:
         plan, wide = self.plan, self.wide
-        if isinstance(stage, Concatenate | Slice):
+        if isinstance(stage, Concatenate | Slice | Interleave):
             return
         new = {plan.roots[name][0] for name in stage.inputs if plan.needs_exchange(stage, name)} - exchanged
         exchanged |= new
@@ -266,7 +269,7 @@ class NetworkProgram:
         """Output ``name`` uint8 [batch, y, x, c] from its bytes, or several from their bytes by name."""
         if isinstance(name, Mapping):
             return {key: self.unpack(key, data) for key, data in name.items()}
-        t, layer = self.plan.tensors[name], next(y for y in self.execution.outputs if y.name == name)
+        t, layer = self.network.tensors[name], next(y for y in self.execution.outputs if y.name == name)
         return unpack_output(layer, raw).reshape(-1, t.y, t.x, t.c)[: self.batch]
 
 

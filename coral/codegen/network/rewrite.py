@@ -14,23 +14,19 @@ from coral.codegen.network.graph import (
     Conv,
     Dense,
     Depthwise,
+    Interleave,
     MaxPool,
     Multiply,
     Network,
     Requantise,
     Slice,
     Stage,
-    Tensor,
     Window,
+    whole_range,
 )
 
 DENSE_ROWS = 1024
 """Wide rows that dense layers may take on every tile; the last ones of a network count first, others are broadcast."""
-
-
-def whole_range(x: Tensor) -> tuple[float, float]:
-    """Clamps that let every code of a tensor pass."""
-    return float(-x.zero_point), float(255 - x.zero_point)
 
 
 def with_dense_layers(network: Network, *, shared: bool) -> Network:
@@ -88,9 +84,9 @@ def with_copies(network: Network) -> Network:
     def must_copy(s: Stage, name: str) -> bool:
         if isinstance(s, Add | Multiply):
             return name in network.inputs
-        if isinstance(s, Concatenate):
+        if isinstance(s, Concatenate | Interleave):
             return name in network.inputs or name in parts or name in slices
-        others = [r for r in network.readers(name) if isinstance(r, Conv) and not isinstance(r, Dense)]
+        others = [r for r in network.readers(name) if isinstance(r, Conv | Requantise) and not isinstance(r, Dense)]
         return isinstance(s, MaxPool) and leaves(s, name) and any(leaves(r, name) for r in others)
 
     for s in network.stages:
@@ -101,7 +97,7 @@ def with_copies(network: Network) -> Network:
                 inputs[k] = f"{name}:copy{len(tensors)}"
                 tensors[inputs[k]] = replace(x, name=inputs[k])
                 stages.append(Requantise((name,), inputs[k], whole_range(x)))
-            if isinstance(s, Concatenate):
+            if isinstance(s, Concatenate | Interleave):
                 parts.add(inputs[k])
         stages.append(replace(s, inputs=tuple(inputs)))
     return replace(network, tensors=tensors, stages=tuple(stages))
@@ -114,7 +110,8 @@ def with_padded_inputs(network: Network, *, always: bool) -> Network:
     ``always``: also in front of one convolution.
     """
     tensors, copies, padded = dict(network.tensors), [], {}
-    parts = {n for s in network.stages if isinstance(s, Concatenate | Slice) for n in (*s.inputs, s.output)}
+    placed = [s for s in network.stages if isinstance(s, Concatenate | Interleave | Slice)]
+    parts = {name for s in placed for name in (*s.inputs, s.output)}
     parts |= {n for s in network.stages if isinstance(s, Add | Multiply) and parts & set(s.inputs) for n in s.inputs}
     for name in network.inputs:
         x, readers = tensors[name], list(network.readers(name))

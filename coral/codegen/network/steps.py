@@ -33,14 +33,13 @@ def depthwise_steps(block: tuple[int, int], stage: Stage) -> int:
     return y * x
 
 
-def relay_columns(block: tuple[int, int]) -> int:
-    """Columns of a relayed weight row: 4 (16 bytes) or 16 (64 bytes); 0: whole rows, sent directly."""
-    outputs = block[0] * block[1]
-    return 4 if outputs == 1 else 16 if outputs <= 4 else 0
+def relay_columns(columns: int) -> int:
+    """Columns of a relayed weight row of so many: 4 (16 bytes) or 16 (64 bytes); 0: whole rows, sent directly."""
+    return 4 if columns == 4 else 16 if columns <= 16 else 0
 
 
 def depthwise_rows(channels: int, block: tuple[int, int], stage: Stage, header: int = 2) -> int:
     """Wide rows that the weights take where they are stored."""
     groups, rows = ceil_div(channels, WORD_BYTES), header + depthwise_steps(block, stage)
-    columns = relay_columns(block)
+    columns = relay_columns(WORD_BYTES * block[0] * block[1])
     return ceil_div(groups * rows * columns, GROUP) if columns else groups * rows

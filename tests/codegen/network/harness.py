@@ -139,9 +139,33 @@ class Maker:
         c = self.tensors[source].c
         window, y, x = self.size(pad, kernel, stride, source)
         name = self.tensor(y, x, n)
-        shape = (*kernel, c) if cls is nw.Depthwise else (n, *kernel, c)
+        shape = (*kernel, n) if cls is nw.Depthwise else (n, *kernel, c)
         taps = kernel[0] * kernel[1] * (1 if cls is nw.Depthwise else c)
         self._weights(cls, source, name, shape, taps, window)
+        return name
+
+    def transpose_conv(
+        self, n: int, kernel, stride, pad="same", source: str | None = None, spare: int | None = None
+    ) -> str:
+        """``spare``: positions less (same) or more (valid) than the windows have room for; None: any."""
+        source = source or self.last
+        spare = int(self.rng.integers(min(stride))) if spare is None else spare
+        t = self.tensors[source]
+        if pad == "same":
+            y, x = t.y * stride[0] - spare, t.x * stride[1] - spare
+            before = nw.same((y, x), kernel, stride).pad
+        else:
+            y, x = ((m - 1) * s + k + spare for m, s, k in zip((t.y, t.x), stride, kernel, strict=True))
+            before = (0, 0)
+        name = self.tensor(y, x, n)
+        window = nw.Window(kernel, stride, before)
+        self._weights(nw.TransposeConv, source, name, (n, *kernel, t.c), t.c * kernel[0] * kernel[1], window)
+        return name
+
+    def reshape(self, y: int, x: int, c: int) -> str:
+        name = self.tensor(y, x, c, self.tensors[self.last].zero_point)
+        self.stages.append(nw.Reshape((self.last,), name, (0.0, 0.0)))
+        self.last = name
         return name
 
     def dense(self, n: int) -> str:

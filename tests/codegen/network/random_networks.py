@@ -47,6 +47,8 @@ def cost(maker: Maker, stage: nw.Stage) -> float:
     y = maker.tensors[stage.output]
     if isinstance(stage, nw.Conv):
         return y.y * y.x * stage.weights.size
+    if not isinstance(stage, nw.MaxPool | nw.AveragePool):
+        return y.size
     return y.size * stage.window.kernel[0] * stage.window.kernel[1]
 
 
@@ -137,5 +139,57 @@ def chain(maker: Maker, rng: np.random.Generator) -> None:
         tail(maker, rng)
 
 
-BODY = [conv, pointwise, depthwise, pool, elementwise, residual, branches, split]
+def mixture(maker: Maker, rng: np.random.Generator) -> None:
+    """Parts of any number of channels; some channels of them."""
+    source = maker.last
+    maker.concatenate([maker.layer(nw.Conv, extent(rng, 20), source=source) for _ in range(int(rng.integers(2, 4)))])
+    if rng.integers(2):
+        channels = int(rng.integers(1, maker.tensors[maker.last].c + 1))
+        maker.slice(int(rng.integers(0, maker.tensors[maker.last].c - channels + 1)), channels, maker.last)
+    if rng.integers(2):
+        maker.layer(nw.Conv, extent(rng, 30), _kernel(rng, maker, 3))
+
+
+def frame(maker: Maker, rng: np.random.Generator) -> None:
+    """Zero points around the map, or a part of it."""
+    t = maker.tensors[maker.last]
+    if rng.integers(2):
+        before, behind = ([int(n) for n in rng.integers(0, 3, 2)] for _ in range(2))
+        name = maker.tensor(t.y + before[0] + behind[0], t.x + before[1] + behind[1], t.c, t.zero_point)
+        maker.stages.append(nw.Pad((maker.last,), name, (0.0, 0.0), (before[0], before[1])))
+    else:
+        first = int(rng.integers(t.y)), int(rng.integers(t.x))
+        step = int(rng.choice([1, 1, 2])), int(rng.choice([1, 1, 3]))
+        size = [int(rng.integers(1, (n - f - 1) // s + 2)) for n, f, s in zip((t.y, t.x), first, step, strict=True)]
+        name = maker.tensor(*size, t.c, t.zero_point)
+        maker.stages.append(nw.Slice((maker.last,), name, (0.0, 0.0), 0, first, step))
+    maker.last = name
+    if rng.integers(2):
+        maker.layer(nw.Conv, extent(rng, 30), _kernel(rng, maker, 5), _stride(rng), "valid")
+
+
+def transposed(maker: Maker, rng: np.random.Generator) -> None:
+    maker.transpose_conv(extent(rng, 40), _kernel(rng, maker, 4), _stride(rng), _pad(rng))
+
+
+def multiplied(maker: Maker, rng: np.random.Generator) -> None:
+    """A depthwise layer with several outputs per channel."""
+    n = maker.tensors[maker.last].c * int(rng.integers(2, 6))
+    maker.layer(nw.Depthwise, min(n, 512), _kernel(rng, maker, 3)) if n <= 512 else pointwise(maker, rng)
+
+
+BODY = [
+    conv,
+    pointwise,
+    depthwise,
+    pool,
+    elementwise,
+    residual,
+    branches,
+    split,
+    mixture,
+    frame,
+    transposed,
+    multiplied,
+]
 KINDS = [*BODY, conv, tail, chain, chain, chain]

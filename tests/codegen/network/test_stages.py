@@ -163,15 +163,6 @@ def test_tensors_needed_in_two_places_are_copied(c, grid):
     check(nw.NetworkProgram(m.network(*outputs), grid=grid), m.images(1), seed=6)
 
 
-def test_stages_that_cannot_share_memory_are_named():
-    m = Maker(9, 8, 8, 4)
-    a, b = m.layer(nw.Conv, 6), m.layer(nw.Conv, 4)
-    m.tensors[b] = replace(m.tensors[b], zero_point=m.tensors[a].zero_point)
-    m.concatenate([a, b])
-    with pytest.raises(ShapeError, match=r"has 6 channels, parts of a concatenation have multiples of 4"):
-        nw.NetworkProgram(m.network())
-
-
 @pytest.mark.parametrize(("y", "x", "c", "stride"), [(40, 38, 256, (1, 1)), (257, 257, 3, (2, 2))])
 def test_inputs_too_wide_for_whole_rows(y, x, c, stride):
     """Tiles keep their own columns only; halos are exchanged."""
