@@ -26,13 +26,20 @@ class Form:
 
     ``spread``: every layer over many tiles, else one tile per layer; None: the latter if it fits. ``loop``: the layers
     are one loop of the scalar core (only one tile per layer). ``keep``: memory keeps keys and values from call to call,
-    else the host sends them again. ``logits``: the program ends with the classifier's codes.
+    else the host sends them again. ``report``: new keys and values go to the host all the same. ``logits``: the program
+    ends with the classifier's codes.
     """
 
     spread: bool | None = None
     loop: bool = False
     keep: bool = False
+    report: bool = False
     logits: bool = False
+
+    @property
+    def reports(self) -> bool:
+        """Whether keys and values of a position are outputs."""
+        return self.report or not self.keep
 
 
 @dataclass(frozen=True)
@@ -235,6 +242,14 @@ class Plan:
         """Groups of 64 words that a tile computes."""
         head = self.model.classifier
         return 0 if head is None or not self.form.logits else ceil_div(len(head.weights), GROUP * TILES)
+
+    @property
+    def logit_tiles(self) -> range:
+        """Tiles with words of the classifier."""
+        head = self.model.classifier
+        return range(
+            0 if head is None or not self.logit_groups else ceil_div(len(head.weights), GROUP * self.logit_groups)
+        )
 
     def _tile_layouts(self) -> tuple[Layout, ...]:
         row = CONSTANT_ROWS

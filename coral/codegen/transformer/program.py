@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,6 @@ from coral import isa
 from coral.codegen import blocks
 from coral.codegen.builder import V14, Builder
 from coral.codegen.errors import CodegenError, ShapeError
-from coral.codegen.fc import RESIDENT_TOKEN
 from coral.codegen.machine import ALL_TILES, ROW_BYTES, TILES, WORD_BYTES, mask_of
 from coral.codegen.network.emit import LANES
 from coral.codegen.network.program import MAX_WORDS
@@ -67,6 +67,11 @@ class TransformerProgram:
         return self.plan.floor
 
     @cached_property
+    def token(self) -> int:
+        """Stands for the parameters: programs with other ones displace them, as this one does others."""
+        return int.from_bytes(hashlib.sha256(self.parameters).digest()[:8], "little") | 1
+
+    @cached_property
     def parameters(self) -> bytes:
         """What ``caching`` loads."""
         return b"".join(rows.tobytes() for _, _, rows in parameters(self.plan))
@@ -87,9 +92,7 @@ class TransformerProgram:
         b.epilogue()
         hints = (InstructionHint(), DmaHint(Base.PARAMETER, 0, len(data)), InterruptHint())
         name = f"{self.model.name}_parameters"
-        return Program(
-            Kind.PARAMETER_CACHING, (self._finish(b),), hints, parameters=data, token=RESIDENT_TOKEN, name=name
-        )
+        return Program(Kind.PARAMETER_CACHING, (self._finish(b),), hints, parameters=data, token=self.token, name=name)
 
     def initialise(self, positions: int) -> Program:
         """Program that fills the caches: keys and values of the first positions from the host, 128 behind them."""
@@ -145,7 +148,7 @@ class TransformerProgram:
         """What the transfers of ``execution``, by name, hold."""
         plan, g = self.plan, self.model.geometry
         result = np.concatenate(frame.unpack(frame.result_parts(plan), outputs["y"]))
-        if self.form.keep:
+        if not self.form.reports:
             return Token(result, None, None)
         shape = (len(self.model.blocks), g.kv_heads, g.head_size)
         found = np.full(shape, ZERO, np.uint8), np.full(shape, ZERO, np.uint8)
@@ -175,7 +178,7 @@ class TransformerProgram:
         if stop is None:
             self._layers(e)
             outputs = {"y": frame.result_parts(plan)}
-            if not keep:
+            if self.form.reports:
                 outputs |= dict(zip(CACHE_OUTPUTS, frame.cache_parts(plan, position), strict=True))
         else:
             outputs = {stop[1]: frame.held_parts(plan, *stop, position)}
@@ -222,7 +225,7 @@ class TransformerProgram:
             (InstructionHint(), *hints, InterruptHint()),
             inputs=(Layer("x", size, 1, 1, size, ZERO, self.model.x_scale),),
             outputs=tuple(Layer(output, n, 1, 1, n, ZERO, self.model.y_scale) for output, n in outputs.items()),
-            token=RESIDENT_TOKEN,
+            token=self.token,
             name=name,
             narrow_bytes_per_tile=self.plan.narrow_bytes,
         )

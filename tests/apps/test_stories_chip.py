@@ -1,0 +1,81 @@
+"""A whole token per call, through the driver, on a software stick; every result compared with the bit model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coral.apps.stories.chip import ChipEngine, ChipMismatch
+from coral.chip import Chip
+from coral.codegen.transformer import Form
+from coral.driver import open_stick
+from coral.llm.calibrate import observe, quantise
+from coral.llm.checkpoint import Checkpoint, Config, shapes
+from coral.llm.engine import EngineError
+from coral.runtime.canary import canary
+from coral.stick import SoftwareStick, StickBus, stand_in_firmware
+
+CONFIG = Config(dim=32, hidden=48, layers=2, heads=4, kv_heads=2, vocabulary=40, context=12)
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    rng = np.random.default_rng(3)
+    made = {k: (rng.normal(size=s) / np.sqrt(s[-1])).astype(np.float32) for k, s in shapes(CONFIG).items()}
+    made |= {k: np.ones_like(a) for k, a in made.items() if k.endswith("norm")}
+    made["embedding"] *= 6
+    return Checkpoint(CONFIG, **made, classifier=made["embedding"])
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint):
+    rng = np.random.default_rng(4)
+    stories = [[1, *rng.integers(2, CONFIG.vocabulary, CONFIG.context - 1)] for _ in range(4)]
+    return quantise(checkpoint, observe(checkpoint, stories))
+
+
+def stick(bold, **fields):
+    bus = StickBus([SoftwareStick(chip=Chip(bold=bold), **fields)])
+    return open_stick(bus, firmware=stand_in_firmware(), check_firmware_hash=False, canary=canary())
+
+
+@pytest.mark.parametrize("form", [Form(), Form(keep=True, loop=True, logits=True)], ids=["sent", "kept"])
+def test_two_stories_and_another_end(checkpoint, model, form):
+    with stick(form.keep) as device:
+        engine = ChipEngine("chip", checkpoint, model, device, form, check=True)
+        first, second = engine.session(1), engine.session(1)
+        seen = [first.step(np.array([i]))[0] for i in (5, 9)]
+        second.step(np.array([7]))
+        first.step(np.array([11]))
+        first.rewind(2)
+        again = first.step(np.array([9]))[0]
+        np.testing.assert_array_equal(again, seen[1])
+        usage = engine.usage()
+        assert usage.calls >= 5
+        assert 0 < usage.predicted_seconds < 1
+        assert {w.name for w in engine.weights()} >= {"0 qkv", "1 wo w2", "1 w1 w3"}
+        with pytest.raises(EngineError, match="ids of"):
+            first.step(np.array([CONFIG.vocabulary]))
+        for _ in range(second.position, CONFIG.context):
+            second.step(np.array([3]))
+        with pytest.raises(EngineError, match="context of 12"):
+            second.step(np.array([3]))
+
+
+def test_caches_are_loaded_again_when_the_stick_forgot(checkpoint, model):
+    with stick(True) as device:
+        engine = ChipEngine("chip", checkpoint, model, device, Form(keep=True), check=True)
+        session = engine.session(1)
+        session.step(np.array([5]))
+        device.forget()
+        session.step(np.array([6]))
+
+
+def test_a_wrong_result_is_told(checkpoint, model):
+    with stick(False) as device:
+        engine = ChipEngine("chip", checkpoint, model, device, Form(), check=True)
+        engine.model = quantise(checkpoint, observe(checkpoint, [[1, 2, 3]]))
+        with pytest.raises(ChipMismatch, match=r"position 1: .* codes differ, first"):
+            engine.session(1).step(np.array([5]))
+    with pytest.raises(EngineError, match="2 stories at once"):
+        engine.session(2)
