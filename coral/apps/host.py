@@ -1,4 +1,4 @@
-"""Operators that a compiled model leaves to the host, run by ai-edge-litert (optional extra ``litert``).
+"""Operators that a compiled model leaves to the host: in numpy, or by ai-edge-litert (optional extra ``litert``).
 
 Source: docs/run.md, section Operators of the host.
 """
@@ -8,16 +8,20 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
 from coral import CoralError
+from coral.evaluate.graph import known, run_operators
 from coral.package.graph import IDENTIFIER
 from coral.package.tflite_file import EdgeTpuModel
 
 PACKAGE = "ai_edge_litert"
+Step = Callable[[Mapping[int, NDArray[Any]]], dict[int, NDArray[Any]]]
+"""From values of tensors by number to values of more."""
 
 
 class HostError(CoralError):
@@ -27,6 +31,20 @@ class HostError(CoralError):
 def available() -> bool:
     """Whether ai-edge-litert is installed."""
     return importlib.util.find_spec(PACKAGE) is not None
+
+
+def host_step(file: EdgeTpuModel, operators: Sequence[int]) -> Step:
+    """Operators of the host: by the judge's functions where it has them all, else by ai-edge-litert.
+
+    :raises HostError: ai-edge-litert refuses the operators
+    """
+    graph = file.graph
+    if known(graph, operators):
+        return partial(run_operators, graph, operators)
+    made = [i for number in operators for i in graph.operators[number].outputs if i >= 0]
+    read = {i for number in operators for i in graph.operators[number].inputs if i >= 0}
+    inputs = sorted(i for i in read - set(made) if graph.tensors[i].data is None and not graph.tensors[i].is_variable)
+    return HostPart(file, operators, inputs, made)
 
 
 class HostPart:

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from coral import CoralError, timing
-from coral.apps.host import HostPart, available
+from coral.apps.host import Step, available, host_step
+from coral.evaluate.graph import known
 from coral.numerics import inv
 from coral.package.graph import Graph
-from coral.package.program import Kind, Layer, Program
+from coral.package.program import Layer, Program
 from coral.package.tensors import pack_input, unpack_output
-from coral.package.tflite_file import EdgeTpuModel, read_edgetpu
+from coral.package.tflite_file import EdgeTpuModel, read_parts
 
 Array = NDArray[Any]
 
@@ -78,39 +79,78 @@ class Port:
         return (codes.astype(np.int64) - self.zero_point).astype(np.float32) * np.float32(self.scale)
 
 
+class OnChip:
+    """One custom operator of a compiled file on a target. ``layers`` are its inputs, variables too: tensor numbers and
+    layers."""
+
+    def __init__(self, file: EdgeTpuModel, target: Target) -> None:
+        """:raises ModelError: a tensor of the operator is no layer of its program"""
+        self.file, self.target, self.program = file, target, file.package.execution
+        self.caching = file.package.caching
+        graph, operator = file.graph, file.graph.operators[file.operator]
+        self.layers = [(i, _layer(graph, i, self.program.inputs)) for i in operator.inputs if i >= 0]
+        self.results = [(i, _layer(graph, i, self.program.outputs)) for i in operator.outputs if i >= 0]
+        self.inputs = [i for i, _ in self.layers if not graph.tensors[i].is_variable]
+
+    def __call__(self, values: Mapping[int, Array]) -> dict[int, Array]:
+        """Results by tensor number."""
+        raw, tensors = self.raw(values), self.file.graph.tensors
+        return {i: unpack_output(layer, raw[layer.name]).reshape(tensors[i].shape) for i, layer in self.results}
+
+    def packed(self, values: Mapping[int, Array]) -> dict[str, bytes]:
+        """Padded bytes of the inputs by layer name, for arrays by tensor number."""
+        packed = {}
+        for number, layer in self.layers:
+            array = values.get(number)
+            if array is None:
+                port = _port(self.file.graph, number)
+                array = np.full(port.shape, port.zero_point, port.dtype)
+            packed[layer.name] = pack_input(layer, array.reshape(layer.executions, layer.y, layer.x, layer.z))
+        return packed
+
+    def raw(self, values: Mapping[int, Array]) -> dict[str, bytes]:
+        """Padded bytes of every output layer by name, for arrays of the inputs by tensor number."""
+        if self.caching is not None:
+            self.target.ensure_cached(self.caching)
+        return self.target.run(self.program, self.packed(values))
+
+
 class Model:
     """A compiled model that is ready to be called; made by :func:`load`.
 
     ``inputs`` and ``outputs`` are what a call takes and gives: the whole model's, or, where operators are left to the
-    host and nothing runs them, the chip part's; ``left`` names those operators, before and behind the chip part.
-    ``layers`` are the chip's inputs, variables too: tensor numbers and layers.
+    host and nothing runs them, the chip's; ``left`` names those operators. ``chips`` are the file's custom operators in
+    order; ``program``, ``layers``, ``packed`` and ``raw`` speak of the first.
     Models compiled together share a parameter caching token and stay resident together when they are loaded on the same
     device; others displace each other, and are sent again when they are called.
     """
 
-    def __init__(self, file: EdgeTpuModel, target: Target, *, name: str = "", host: bool = True) -> None:
+    def __init__(
+        self, file: EdgeTpuModel | Sequence[EdgeTpuModel], target: Target, *, name: str = "", host: bool = True
+    ) -> None:
         """Use :func:`load`. ``host`` False leaves operators outside the chip part alone. ModelError, PackageError."""
-        self.file, self.target, self.name = file, target, name
-        self.program = file.package.execution
-        caching = [p for p in file.package.programs if p.kind is Kind.PARAMETER_CACHING]
-        self.caching = caching[0] if caching and self.program.kind is Kind.EXECUTION_ONLY else None
-        graph, operator = file.graph, file.graph.operators[file.operator]
-        self.layers = [(i, _layer(graph, i, self.program.inputs)) for i in operator.inputs if i >= 0]
-        self._results = [(i, _layer(graph, i, self.program.outputs)) for i in operator.outputs if i >= 0]
-        self._variables = {i for i, _ in self.layers if graph.tensors[i].is_variable}
-        before, behind = _around(file)
-        self._parts: list[HostPart | None] = [None, None]
+        files = [file] if isinstance(file, EdgeTpuModel) else list(file)
+        self.target, self.name, self.chips = target, name, [OnChip(f, target) for f in files]
+        self.graph = graph = files[0].graph
+        self.steps: list[Step] = []
+        chips = {chip.file.operator: chip for chip in self.chips}
+        groups = _groups(graph, set(chips))
         self.left: tuple[str, ...] = ()
-        chip = [i for i, _ in self.layers if i not in self._variables], [i for i, _ in self._results]
+        if not host or not all(available() or known(graph, group) for group in groups if group[0] not in chips):
+            self.left = tuple(op.name for number, op in enumerate(graph.operators) if number not in chips)
         ends: tuple[Sequence[int], Sequence[int]] = graph.inputs, graph.outputs
-        if (before or behind) and not (host and available()):
-            self.left, ends = tuple(graph.operators[number].name for number in (*before, *behind)), chip
-        elif before:
-            self._parts[0] = HostPart(file, before, graph.inputs, _made(graph, before))
-        if behind and not self.left:
-            known = {*graph.inputs, *chip[0], *chip[1], *_made(graph, before)}
-            self._parts[1] = HostPart(file, behind, _used(graph, behind, known), graph.outputs)
+        if self.left:
+            made = [i for chip in self.chips for i, _ in chip.results]
+            ends = list(dict.fromkeys(i for chip in self.chips for i in chip.inputs if i not in made)), made
+        for group in groups:
+            if group[0] in chips:
+                self.steps.append(chips[group[0]])
+            elif not self.left:
+                self.steps.append(host_step(files[0], group))
         self.inputs, self.outputs = (tuple(_port(graph, i) for i in side) for side in ends)
+        first = self.chips[0]
+        self.file, self.program, self.caching, self.layers = first.file, first.program, first.caching, first.layers
+        self.packed, self.raw = first.packed, first.raw
 
     def __call__(self, inputs: ArrayLike | Sequence[ArrayLike] | Mapping[str, ArrayLike]) -> Array | dict[str, Array]:
         """Outputs by name, or the array itself where there is one output, in the tensors' shapes and dtypes.
@@ -121,39 +161,15 @@ class Model:
         :raises ModelError: inputs of other number, name, shape or dtype; errors of driver and chip pass through
         """
         values = {port.number: port.codes(array) for port, array in self._matched(inputs)}
-        if self._parts[0]:
-            values |= self._parts[0](values)
-        values |= self._on_chip(values)
-        if self._parts[1]:
-            values |= self._parts[1](values)
+        for step in self.steps:
+            values |= step(values)
         results = {port.name: values[port.number] for port in self.outputs}
         return next(iter(results.values())) if len(results) == 1 else results
 
     @cached_property
     def predicted_seconds(self) -> float:
         """Predicted, never measured: seconds of one call on a stick over USB 3, without host operators."""
-        return timing.predicted_seconds(self.program, float(self.target.clock_hz))
-
-    def packed(self, values: Mapping[int, Array]) -> dict[str, bytes]:
-        """Padded bytes of the chip's inputs by layer name, for arrays by tensor number."""
-        packed = {}
-        for number, layer in self.layers:
-            array = values.get(number)
-            if array is None:
-                port = _port(self.file.graph, number)
-                array = np.full(port.shape, port.zero_point, port.dtype)
-            packed[layer.name] = pack_input(layer, array.reshape(layer.y, layer.x, layer.z))
-        return packed
-
-    def raw(self, values: Mapping[int, Array]) -> dict[str, bytes]:
-        """Padded bytes of every output layer by name, for arrays of the chip's inputs by tensor number."""
-        if self.caching is not None:
-            self.target.ensure_cached(self.caching)
-        return self.target.run(self.program, self.packed(values))
-
-    def _on_chip(self, values: Mapping[int, Array]) -> dict[int, Array]:
-        raw, tensors = self.raw(values), self.file.graph.tensors
-        return {i: unpack_output(layer, raw[layer.name]).reshape(tensors[i].shape) for i, layer in self._results}
+        return sum(timing.predicted_seconds(chip.program, float(self.target.clock_hz)) for chip in self.chips)
 
     def _matched(self, inputs: Any) -> list[tuple[Port, ArrayLike]]:
         names = [port.name for port in self.inputs]
@@ -180,20 +196,21 @@ def load(
     """A compiled file (``*_edgetpu.tflite``) on stick ``index``, simulated ("sim") or real ("usb"), or on a target.
 
     All models of a process on one stick share it, also with tinygrad's CORAL device. Operators that the compiler left
-    to the host run through the optional extra ``litert`` if it is installed and ``host`` is true.
+    to the host run if ``host`` is true: in numpy, or, where that lacks one, by the optional extra ``litert``.
 
     :raises ModelError: the program cannot be run on this device
     :raises PackageError, DeviceError, DriverError: the file is damaged; there is no such stick, or it is in use
     """
-    file = read_edgetpu(path)
+    files = read_parts(path)
     name = "model" if isinstance(path, bytes) else Path(path).name
     if device == "usb":
-        refuse_over_usb(file, name)
+        for file in files:
+            refuse_over_usb(file, name)
     if isinstance(device, str):
         from coral.devices import shared_stick
 
-        return Model(file, shared_stick(device, index, clock=clock), name=name, host=host)
-    return Model(file, device, name=name, host=host)
+        return Model(files, shared_stick(device, index, clock=clock), name=name, host=host)
+    return Model(files, device, name=name, host=host)
 
 
 def refuse_over_usb(file: EdgeTpuModel, name: str) -> None:
@@ -208,7 +225,8 @@ def refuse_over_usb(file: EdgeTpuModel, name: str) -> None:
 def _layer(graph: Graph, number: int, layers: Sequence[Layer]) -> Layer:
     tensor = graph.tensors[number]
     for layer in layers:
-        if layer.name == tensor.name and layer.y * layer.x * layer.z == math.prod(tensor.shape):
+        size = layer.y * layer.x * layer.z * layer.executions
+        if layer.name == tensor.name and size == math.prod(tensor.shape):
             return layer
     raise ModelError(f"tensor {tensor.name!r} {tensor.shape} of the compiled operator is no layer of its program")
 
@@ -223,20 +241,12 @@ def _port(graph: Graph, number: int) -> Port:
     return Port(number, tensor.name, tensor.shape, tensor.dtype, scale, zero)
 
 
-def _around(file: EdgeTpuModel) -> tuple[list[int], list[int]]:
-    """Operators that the chip part's inputs need, and all others."""
-    graph, chip = file.graph, file.operator
-    needed, before = set(graph.operators[chip].inputs), []
-    for number in reversed(range(chip)):
-        if needed & set(graph.operators[number].outputs):
-            needed |= set(graph.operators[number].inputs)
-            before.insert(0, number)
-    return before, [n for n in range(len(graph.operators)) if n != chip and n not in before]
-
-
-def _made(graph: Graph, operators: Sequence[int]) -> list[int]:
-    return [i for number in operators for i in graph.operators[number].outputs if i >= 0]
-
-
-def _used(graph: Graph, operators: Sequence[int], known: set[int]) -> list[int]:
-    return sorted({i for number in operators for i in graph.operators[number].inputs} & known)
+def _groups(graph: Graph, chips: set[int]) -> list[list[int]]:
+    """Operators in order: those of the chip alone, those of the host in runs."""
+    groups: list[list[int]] = []
+    for number in range(len(graph.operators)):
+        if groups and number not in chips and groups[-1][0] not in chips:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return groups

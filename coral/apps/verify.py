@@ -21,11 +21,15 @@ from coral import CoralError
 from coral.apps.debug import explained
 from coral.apps.direct import DirectChip
 from coral.apps.files import image_input
-from coral.apps.model import Array, Model, Port, Target, refuse_over_usb
+from coral.apps.model import Array, OnChip, Port, Target, refuse_over_usb
 from coral.chip import Chip
+from coral.compiler.batch import images_of, rebatched
+from coral.compiler.lowering import renamed
+from coral.evaluate import evaluate
 from coral.evaluate.compare import ChipPart, Difference, chip_part, difference
+from coral.package.graph import Graph, read_model
 from coral.package.tensors import unpack_output
-from coral.package.tflite_file import read_edgetpu
+from coral.package.tflite_file import EdgeTpuModel, read_parts
 
 
 @dataclass
@@ -66,38 +70,68 @@ def verify_pair(
     :raises ModelError: a program that asks for its own transfers, on USB
     """
     start = time.perf_counter()
-    file, part = read_edgetpu(compiled), chip_part(original, compiled)
+    files = read_parts(compiled)
     if device == "usb":
-        refuse_over_usb(file, compiled.name)
-    elif not file.package.execution.fully_deterministic:
+        for file in files:
+            refuse_over_usb(file, compiled.name)
+    elif not all(file.package.execution.fully_deterministic for file in files):
         device = "direct"
-    model = Model(file, _target(device), host=False)
-    report = Report(compiled.name, device, {layer.name: Difference(0, {}) for layer in model.program.outputs})
-    report.host_operators = [part.graph.operators[number].name for number in part.host_operators]
-    cases = list(_inputs(part, n, seed, images))
+    graph = like(read_model(original).main, files[0])
+    report = Report(compiled.name, device, {})
+    inside: set[int] = set()
+    target = _target(device)
+    for file in files:
+        part = chip_part(graph, file)
+        inside |= set(part.operators)
+        _compare(OnChip(file, target), part, report, _inputs(part, n, seed, images), orders, advance)
+    report.host_operators = [op.name for number, op in enumerate(graph.operators) if number not in inside]
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def like(original: Graph, file: EdgeTpuModel) -> Graph:
+    """The original graph with as many images as the compiled one, and unique names of tensors where it has none."""
+    factor = images_of(file.graph) // images_of(original) if original.inputs and file.graph.inputs else 1
+    names = [tensor.name for tensor in original.tensors]
+    graph = rebatched(original, factor) if factor > 1 else original
+    return renamed(graph) if len(set(names)) < len(names) else graph
+
+
+def _compare(
+    chip: OnChip, part: ChipPart, report: Report, inputs: Iterator[dict[str, Array]], orders: int, advance: Any
+) -> None:
+    """Adds to the report what one chip part computes."""
+    program, cases = chip.program, list(inputs)
+    before = report.outputs
+    before |= {layer.name: Difference(0, {}) for layer in program.outputs}
     first: dict[str, bytes] = {}
-    with explained(model.program):
-        for inputs in cases:
-            raw, expected = model.raw(_by_number(model, inputs)), part.evaluate(inputs)
+    with explained(program):
+        for case in cases:
+            raw, expected = chip.raw(prepared(chip, part, case)), part.evaluate(case)
             first = first or raw
-            for layer in model.program.outputs:
-                found, before = difference(expected[layer.name], unpack_output(layer, raw[layer.name])), report.outputs
+            for layer in program.outputs:
+                found = difference(expected[layer.name], unpack_output(layer, raw[layer.name]))
                 amounts = dict(Counter(before[layer.name].amounts) + Counter(found.amounts))
                 before[layer.name] = Difference(before[layer.name].values + found.values, amounts)
             report.inputs += 1
             advance()
         for order in range(orders if cases else 0):
-            shuffled = Model(file, DirectChip(Chip(seed=order)), host=False)
-            if shuffled.raw(_by_number(shuffled, cases[0])) != first:
+            shuffled = OnChip(chip.file, DirectChip(Chip(seed=order)))
+            if shuffled.raw(prepared(shuffled, part, cases[0])) != first:
                 report.orders_differing.append(order)
             report.orders += 1
             advance()
-    report.seconds = time.perf_counter() - start
-    return report
 
 
-def _by_number(model: Model, inputs: Mapping[str, Array]) -> dict[int, Array]:
-    return {number: inputs[layer.name] for number, layer in model.layers}
+def prepared(chip: OnChip, part: ChipPart, inputs: Mapping[str, Array]) -> dict[int, Array]:
+    """The chip's inputs by tensor number; what the host pads or reshapes before is done."""
+    values, graph = {}, chip.file.graph
+    for number, layer in chip.layers:
+        source = part.inputs[layer.name].name
+        values[number] = array = inputs[layer.name]
+        if source != layer.name:
+            values[number] = evaluate(graph, {source: array}, outputs=[layer.name])[layer.name]
+    return values
 
 
 def verify(

@@ -20,6 +20,8 @@ from coral.package.graph import Graph, Tensor
 from coral.package.program import Kind, Layer
 from coral.package.tflite_file import SIGN_OFFSETS, TENSOR_TYPES, EdgeTpuModel, read_edgetpu
 
+PREPARING = {"PAD", "RESHAPE"}
+"""Operators by which the host makes an input of the chip of a tensor of the model."""
 STATE_SUFFIX = "_variable_output"
 """What the compiler appends to a variable's name in the layer that carries its new value."""
 
@@ -29,8 +31,9 @@ class ChipPart:
     """The part of a graph that a compiled file runs on the chip.
 
     ``inputs`` and ``outputs`` map the package's layer names to tensors of the original graph (the new values of
-    variables to the variables). ``operators`` are the numbers of the original operators that the chip computes,
-    ``host_operators`` those that are left to the host, before and behind the chip part.
+    variables to the variables; what the host only pads or reshapes to the tensor before that). ``operators`` are the
+    numbers of the original operators that the chip computes, ``host_operators`` those that are left to the host, before
+    and behind the chip part.
     """
 
     graph: Graph
@@ -73,7 +76,7 @@ def chip_part(original: Source, compiled: EdgeTpuModel | Path | str | bytes) -> 
     program = next((p for p in file.package.programs if p.kind != Kind.PARAMETER_CACHING), None)
     if program is None:
         raise EvaluateError("the compiled file holds no program with inputs and outputs")
-    inputs = {layer.name: _tensor_of(graph, layer, layer.name) for layer in program.inputs}
+    inputs = {layer.name: _tensor_of(graph, layer, _origin(graph, file.graph, layer.name)) for layer in program.inputs}
     outputs = {layer.name: _tensor_of(graph, layer, layer.name.removesuffix(STATE_SUFFIX)) for layer in program.outputs}
     numbers = [[tensor_number(graph, tensor.name) for tensor in ends.values()] for ends in (inputs, outputs)]
     operators = tuple(operators_between(graph, *numbers))
@@ -82,11 +85,22 @@ def chip_part(original: Source, compiled: EdgeTpuModel | Path | str | bytes) -> 
     return ChipPart(graph, inputs, outputs, operators, host, "old" if older else "new")
 
 
+def _origin(graph: Graph, compiled: Graph, name: str) -> str:
+    """The tensor of the original graph that the host pads or reshapes for an input of the chip, or its own name."""
+    makers = {compiled.tensors[i].name: op for op in compiled.operators for i in op.outputs if op.name in PREPARING}
+    known = {tensor.name for tensor in graph.tensors}
+    while name not in known and name in makers:
+        name = compiled.tensors[makers.pop(name).inputs[0]].name
+    return name
+
+
 def _tensor_of(graph: Graph, layer: Layer, name: str) -> Tensor:
     tensor = graph.tensors[tensor_number(graph, name)]
     zero_point = layer.zero_point - SIGN_OFFSETS.get(layer.dtype, 0)
-    here = (math.prod(tensor.shape), tensor.type, tensor.scale, tensor.zero_point)
-    there = (layer.y * layer.x * layer.z, TENSOR_TYPES[layer.dtype], layer.scale, zero_point)
+    size = layer.y * layer.x * layer.z * layer.executions
+    padded = layer.name.removesuffix(STATE_SUFFIX) != name and size >= math.prod(tensor.shape)
+    here = (size if padded else math.prod(tensor.shape), tensor.type, tensor.scale, tensor.zero_point)
+    there = (size, TENSOR_TYPES[layer.dtype], layer.scale, zero_point)
     if here != there:
         raise EvaluateError(
             f"layer {layer.name!r} has (elements, type, scale, zero point) {there}, the graph's tensor {here}: the "

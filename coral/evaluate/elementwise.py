@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coral import numerics
+from coral.evaluate.host import quantised
 from coral.evaluate.operands import Call, EvaluateError, Operand, operator
 
 RELUS = {"QUANTIZE": "NONE", "RELU": "RELU", "RELU6": "RELU6", "RELU_N1_TO_1": "RELU_N1_TO_1"}
@@ -21,19 +22,9 @@ def requantise(call: Call) -> tuple[NDArray[Any], ...]:
     """Codes to codes of another quantisation, with a clamp; QUANTIZE also from float32 on the host."""
     x, y = call.input(0), call.output
     if call.name == "QUANTIZE" and x.tensor.dtype == np.float32:
-        return (y.from_codes(_host_quantise(x.array, y)),)
+        return (y.from_codes(quantised(x.array, y)),)
     mult = numerics.rescale_multiplier(x.scale, y.scale)
     return call.output_stage(x.centred, mult, activation=RELUS[call.name])
-
-
-def _host_quantise(x: NDArray[np.float32], y: Operand) -> NDArray[np.uint8]:
-    """TFLite's own kernel divides in float32 and rounds half away from zero, unlike the chip."""
-    if np.isnan(x).any():
-        raise EvaluateError("the input holds NaN")
-    with np.errstate(over="ignore"):
-        steps = np.clip(x / numerics.f32(y.scale), -(2.0**20), 2.0**20).astype(np.float64)
-    rounded = np.copysign(np.floor(np.abs(steps) + 0.5), steps)
-    return np.clip(rounded + y.zero_point, 0, 255).astype(np.uint8)
 
 
 @operator("DEQUANTIZE")

@@ -11,10 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coral import CoralError
-from coral.evaluate.operands import MAX_ELEMENTS, OPERATORS, Call, EvaluateError, Generation, Operand
+from coral.evaluate.host import HOST
+from coral.evaluate.operands import (
+    MAX_ELEMENTS,
+    OPERATORS,
+    Call,
+    EvaluateError,
+    Function,
+    Generation,
+    Operand,
+)
+from coral.evaluate.reductions import twofold
 from coral.package.graph import Graph, Model, Operator, read_model
 
 Source = Graph | Model | Path | str | bytes
+PLAIN = {np.dtype(name) for name in ("f2", "f4", "f8", "i4", "i8", "u4", "u8", "?")}
+"""Dtypes that are no codes."""
 
 
 def evaluate(
@@ -92,7 +104,7 @@ def _states(graph: Graph, op: Operator) -> list[int]:
 
 
 def _run(
-    graph: Graph, number: int, values: dict[int, NDArray[Any]], generation: Generation
+    graph: Graph, number: int, values: dict[int, NDArray[Any]], generation: Generation, *, host: bool = False
 ) -> tuple[list[int], tuple[NDArray[Any], ...]]:
     """Numbers and values of an operator's outputs and, behind them, of the variables that it updates."""
     op, tensors = graph.operators[number], graph.tensors
@@ -104,15 +116,44 @@ def _run(
             raise EvaluateError(f"{place}: {shape}, supported are up to {MAX_ELEMENTS} elements")
     for i in _states(graph, op):
         values.setdefault(i, _initial_state(tensors[i]))
-    if op.name not in OPERATORS:
-        raise EvaluateError(f"{place}: the operator has no reference function")
     operands = tuple(None if i < 0 else Operand(tensors[i], values.get(i)) for i in op.inputs)
     call = Call(op.name, operands, tuple(Operand(tensors[i]) for i in targets), op.options, generation)
     try:
-        results = OPERATORS[op.name](call)
+        results = _function(call, host)(call)
     except CoralError as error:
         raise EvaluateError(f"{place}: {error}") from error
     return (targets + _states(graph, op))[: len(results)], results
+
+
+def _function(call: Call, host: bool) -> Function:
+    """The chip's formula for codes, the host's for other dtypes and where the chip has none. ``host``: the operator was
+    left to the host, also what the chip's formulas refuse about resizing is computed."""
+    plain = all(y.tensor.dtype in PLAIN for y in call.outputs)
+    resized = host and call.name.startswith("RESIZE") and not twofold(call)
+    first, second = (HOST, OPERATORS) if plain or resized else (OPERATORS, HOST)
+    function = first.get(call.name) or second.get(call.name)
+    if function is None:
+        raise EvaluateError("the operator has no reference function")
+    return function
+
+
+def known(graph: Graph, numbers: Iterable[int]) -> bool:
+    """Whether there are functions for all these operators."""
+    return all(graph.operators[number].name in OPERATORS.keys() | HOST.keys() for number in numbers)
+
+
+def run_operators(graph: Graph, numbers: Iterable[int], values: Mapping[int, NDArray[Any]]) -> dict[int, NDArray[Any]]:
+    """What operators compute, in this order, by tensor number, from the values of tensors (constants are known).
+
+    :raises EvaluateError: as :func:`evaluate`
+    """
+    found = {i: t.data for i, t in enumerate(graph.tensors) if t.data is not None} | dict(values)
+    computed: dict[int, NDArray[Any]] = {}
+    for number in numbers:
+        targets, results = _run(graph, number, found, "new", host=True)
+        computed |= dict(zip(targets, results, strict=True))
+        found |= computed
+    return computed
 
 
 def _initial_state(tensor: Any) -> NDArray[Any]:

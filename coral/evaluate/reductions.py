@@ -81,6 +81,17 @@ def resize(call: Call) -> tuple[NDArray[Any], ...]:
     return (y.from_codes(numerics.requantise(acc, np.float32(2.0**-14), -np.inf, np.inf, 0)),)
 
 
+def twofold(call: Call) -> bool:
+    """Whether a resize is the one that the chip has."""
+    x, y, options = call.image(0), call.output, call.options
+    whole = len(y.shape) == 4 and y.shape[1:3] == (2 * x.shape[1], 2 * x.shape[2])
+    return (
+        whole
+        and not options.get("align_corners")
+        and (options.get("half_pixel_centers", False) or call.name == "RESIZE_NEAREST_NEIGHBOR")
+    )
+
+
 def _double(x: NDArray[np.int32], axis: int) -> NDArray[np.int32]:
     """Twice as many values along an axis, in 128ths: 3/4 of a value and 1/4 of its neighbour."""
     size = x.shape[axis]

@@ -54,16 +54,22 @@ class EdgeTpuModel:
 
 def read_edgetpu(source: Path | str | bytes) -> EdgeTpuModel:
     """A compiled file; PackageError when it is damaged or holds no, or more than one, Edge TPU operator."""
-    model = read_model(source)
-    found = [
-        (graph, index)
-        for graph in model.graphs
-        for index, operator in enumerate(graph.operators)
-        if operator.name == CUSTOM_CODE
-    ]
+    found = read_parts(source)
     if len(found) != 1:
-        raise PackageError(f"the file has {len(found)} operators {CUSTOM_CODE!r}, a compiled model has one")
-    graph, index = found[0]
+        raise PackageError(f"the file has {len(found)} operators {CUSTOM_CODE!r}, needed is one")
+    return found[0]
+
+
+def read_parts(source: Path | str | bytes) -> list[EdgeTpuModel]:
+    """A compiled file, once for each of its Edge TPU operators in order; PackageError when it is damaged."""
+    model = read_model(source)
+    places = [(graph, i) for graph in model.graphs for i, op in enumerate(graph.operators) if op.name == CUSTOM_CODE]
+    if not places:
+        raise PackageError(f"the file has no operator {CUSTOM_CODE!r}: it is not compiled")
+    return [_part(model, graph, index) for graph, index in places]
+
+
+def _part(model: Model, graph: Graph, index: int) -> EdgeTpuModel:
     span = graph.operators[index].custom_options
     if not isinstance(span, Span):
         raise PackageError(f"the operator {CUSTOM_CODE!r} has no custom options")

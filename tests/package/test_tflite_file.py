@@ -139,7 +139,7 @@ def test_another_package_leaves_the_rest_of_a_file(corpus: Path, extra: int) -> 
 
 
 def test_files_without_the_operator(corpus: Path) -> None:
-    with pytest.raises(PackageError, match="has 0 operators 'edgetpu-custom-op'"):
+    with pytest.raises(PackageError, match="has no operator 'edgetpu-custom-op': it is not compiled"):
         read_edgetpu(corpus / "dense" / "dense_256.tflite")
 
 
