@@ -16,9 +16,10 @@ import pytest
 from apps.conftest import Command, OnBus
 from coral import devices, isa, numerics
 from coral.apps import selftest
-from coral.apps.probes import Finding, Step, all_steps, forms, layers, unseen
+from coral.apps.probes import Finding, Step, all_steps, convolutions, forms, layers, unseen
 from coral.apps.probes.bench import REGISTERS, Bench
 from coral.chip import Chip, nodes, scalar, scalar_code
+from coral.evaluate import evaluate
 from coral.isa import Walk
 from coral.stick import Effect, Fault, FaultPlan, Kind, SoftwareStick, Strictness
 
@@ -169,6 +170,15 @@ def test_forms_notice_another_rounding(name: str, on_bus: OnBus, monkeypatch: py
     found = run_alone(name, on_bus)
     assert found.status == "differs"
     assert found.details
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_mixed_networks_results_are_no_constants(seed: int) -> None:
+    graph = convolutions.mixed_graph(seed)
+    results = evaluate(graph, {"x": np.random.default_rng(seed).integers(0, 256, (1, 12, 12, 8), np.uint8)})
+    assert len(results) == len(graph.operators) == 9
+    for name, codes in results.items():
+        assert len(np.unique(codes)) > 5, name
 
 
 def test_a_lost_identity_row_is_noticed(on_bus: OnBus) -> None:

@@ -113,7 +113,7 @@ def relu_n1_to_1(bench: Bench) -> Finding:
     return _compared(bench, forms.relu_n1_to_1)
 
 
-@step(16)
+@step(16, 35)
 def large_pointwise(bench: Bench) -> Finding:
     """1 x 1 convolutions of 256 positions with 3,840 and 4,096 input channels, in our generator's form."""
     wrong = {}
