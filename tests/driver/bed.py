@@ -74,6 +74,10 @@ class Bed:
     def sleep(self, seconds: float) -> None:
         self.stick.clock.sleep(seconds)
 
+    def plug(self) -> None:
+        """Power-cycles the stick; returns when it can be found."""
+        self.stick.plug()
+
     def close(self) -> None:
         for stick in self._opened:
             stick.close()
@@ -136,6 +140,15 @@ class LibusbBed(Bed):
         from coral.driver.libusb import LibusbBus
 
         return LibusbBus()
+
+    def plug(self) -> None:
+        super().plug()
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            node = self.server._nodes.get(self.stick)
+            if node is not None and node.generation == self.stick.generation:
+                return
+            time.sleep(0.01)
 
     def _attach(self, split_bytes: int | None) -> Bus:
         from coral.stick.usbfs import CAPABILITIES, UsbfsServer

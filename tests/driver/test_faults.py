@@ -166,8 +166,7 @@ def test_ends_in_a_typed_error(bed: Bed, name: str) -> None:
     if replug:
         with pytest.raises((driver.StickHung, driver.NoStick)):
             good(stick)
-        bed.stick.plug()
-        bed.sleep(0.1 * bed.layer)
+        bed.plug()
     good(stick)
 
 
@@ -224,8 +223,7 @@ def test_opening_fails_with_a_typed_error(bed: Bed, name: str) -> None:
     assert bed.now() - started < 11
     assert not bed.stick.faults.unfired
     bed.stick.faults = FaultPlan()
-    bed.stick.plug()
-    bed.sleep(0.1 * bed.layer)
+    bed.plug()
     check(bed.open(bus), execution_program("A64 O64 !"))
 
 
@@ -380,8 +378,7 @@ def test_wedged_by_a_broken_deadlock_rule_needs_a_replug_and_is_never_reset(bed:
         good(stick)
     assert bed.stick.present, "a port reset would have made it vanish"
     assert stick.counters.port_resets == 0
-    bed.stick.plug()
-    bed.sleep(0.1 * bed.layer)
+    bed.plug()
     good(stick)
 
 
@@ -414,8 +411,7 @@ def test_port_reset_of_a_wedged_stick_makes_it_vanish(bed: Bed) -> None:
     with pytest.raises(driver.StickGone, match="vanished in the port reset; unplug the stick"):
         good(stick)
     within(bed, started)
-    bed.stick.plug()
-    bed.sleep(0.1 * bed.layer)
+    bed.plug()
     good(stick)
 
 

@@ -202,7 +202,10 @@ def test_the_next_call_is_sent_while_the_last_ones_outputs_are_in_hand(bed: Bed)
         buffer[:] = bytes(64)  # the call has its own copy
         if number:
             assert calls[-2].result()["out0"] == output_bytes(WEIGHTS, bytes([number - 1]) * 64, 0, 64)
-            bed.sleep(0.02 * bed.layer)
+            for _ in range(500 * bed.layer):  # the other end works when it gets its turn
+                if bed.stick.faults.seen[FaultKind.INPUT] == number + 1:
+                    break
+                bed.sleep(0.01)
             assert bed.stick.faults.seen[FaultKind.INPUT] == number + 1, "sent before the one before was looked at"
     assert calls[-1].result() == calls[-1].result()
     assert calls[-1].result()["out0"] == output_bytes(WEIGHTS, b"\4" * 64, 0, 64)
