@@ -265,14 +265,17 @@ class Emitter:
         first, count = quads
         width, channels = p.v_bytes // WORD_BYTES, (self.g.head_size + ONE_COLUMNS) // WORD_BYTES
         src = (p.values + p.v_pitch * local) // WORD_BYTES + 4 * width * first
-        self.b.emit(
-            isa.N2w,
-            tile_mask=tiles,
-            src=walk(src, [(width, 4), (1, channels), (4 * width, count), (channels, heads)]),
-            dst=walk(p.value_row(local) + first, [(1, count), (p.v_rows_per_head, heads)]),
-            pack_level=2,
-            transpose=1,
-        )
+        one = ONE_COLUMNS // WORD_BYTES
+        parts = [(0, one, 0), (one, channels - one, p.channel_row)] if p.split_values else [(0, channels, 0)]
+        for skipped, taken, row in parts:
+            self.b.emit(
+                isa.N2w,
+                tile_mask=tiles,
+                src=walk(src + skipped, [(width, 4), (1, taken), (4 * width, count), (channels, heads)]),
+                dst=walk(p.value_row(local) + row + first, [(1, count), (p.v_rows_per_head, heads)]),
+                pack_level=2,
+                transpose=1,
+            )
 
     def score(self, tiles: int, layout: Layout, mult: float) -> None:
         """Queries times keys, for groups of 64 positions; queries that share a key head read the same rows."""
@@ -365,11 +368,10 @@ class Emitter:
         self.table(tiles, tables.reciprocal(self.g.context))
         loops = [self.quads, p.group, p.kv_heads]
         reads = walk(p.exps, [(WORD_BYTES, self.quads), (p.pitch, p.group), (p.pitch * p.group, p.kv_heads)])
-        rows = ROW_UNITS * p.v_rows_per_head
-        values = walk(
-            ROW_UNITS * p.value_row(layout.local), [(ROW_UNITS, self.quads), (0, p.group), (rows, p.kv_heads)]
-        )
-        columns = size + ONE_COLUMNS
+        nest = [(ROW_UNITS, self.quads), (0, p.group), (ROW_UNITS * p.v_rows_per_head, p.kv_heads)]
+        ones, values = (walk(ROW_UNITS * (p.value_row(layout.local) + r), nest) for r in (0, p.channel_row))
+        skipped = 0 if p.split_values else ONE_COLUMNS
+        columns = size + skipped
         nest = [(WORD_BYTES, columns // 2), (2 * columns, heads)]
         self.op(
             tiles,
@@ -389,7 +391,7 @@ class Emitter:
             tiles,
             loops,
             reads,
-            values,
+            ones,
             walk(p.inverses, [(WORD_BYTES, 2), (2 * ONE_COLUMNS, heads)]),
             ONE_COLUMNS,
             in_zp=0,
@@ -401,7 +403,7 @@ class Emitter:
             mult=bits.DENOMINATOR_MULTIPLIER,
         )
         b.reset()
-        src = walk(p.numerators // WORD_BYTES + 2, [(1, size // 2), (columns // 2, heads)])
+        src = walk(p.numerators // WORD_BYTES + skipped // 2, [(1, size // 2), (columns // 2, heads)])
         b.emit(isa.N2w, tile_mask=tiles, src=src, dst=Walk(p.numerator_rows, [1], [heads]), pack_level=1)
         b.reset()
         self.op(

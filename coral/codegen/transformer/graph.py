@@ -19,8 +19,8 @@ LARGEST = 127
 """Largest code less zero point that stays symmetric."""
 ONE_COLUMNS = 4
 """Columns of a value row that hold the constant one, for the denominator of the softmax."""
-MAX_HEAD = 56
-"""Head size whose channels and ``ONE_COLUMNS`` fit the 64 columns of a row."""
+MAX_HEAD = 64
+"""Channels of a head that fit the columns of a row."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,9 @@ class Geometry:
     theta: float = 10000.0
 
     def __post_init__(self) -> None:
+        if min(self.dim, self.hidden, self.heads, self.kv_heads, self.context) < 1:
+            raise ShapeError(f"transformer: all sizes must be positive, not {self}")
         rules = (
-            (min(self.dim, self.hidden, self.heads, self.kv_heads, self.context) > 0, "all sizes must be positive"),
             (self.dim % 16 == 0, f"dim {self.dim} must be a multiple of 16"),
             (self.hidden % 4 == 0, f"hidden {self.hidden} must be a multiple of 4"),
             (self.dim % self.heads == 0, f"dim {self.dim} is no multiple of the {self.heads} heads"),
@@ -54,7 +55,7 @@ class Geometry:
     @property
     def head_size(self) -> int:
         """Channels of a head."""
-        return self.dim // max(self.heads, 1)
+        return self.dim // self.heads
 
     @property
     def kv_dim(self) -> int:

@@ -164,6 +164,16 @@ class Plan:
         if end > NARROW_BYTES:
             raise ShapeError(f"{self.model.name}: {end} bytes of buffers, keys and values, a tile has {NARROW_BYTES}")
 
+    @property
+    def split_values(self) -> bool:
+        """The ones of values have rows of their own, in front of the channels': both together have too many columns."""
+        return self.g.head_size + ONE_COLUMNS > GROUP
+
+    @property
+    def channel_row(self) -> int:
+        """Row of the channels of a head's values behind its first."""
+        return self.v_rows_per_head // 2 if self.split_values else 0
+
     # wide memory, from the top
 
     def _scratch(self) -> None:
@@ -187,7 +197,7 @@ class Plan:
         self.scratch = take(max(words + self.norm_rows, quads * self.heads, self.units // WORD_BYTES))
         self.numerator_rows = take(self.heads)
         self.k_rows_per_head = g.head_size // WORD_BYTES * ceil_div(g.context, GROUP)
-        self.v_rows_per_head = quads
+        self.v_rows_per_head = quads * (1 + self.split_values)
         layer_rows = self.kv_heads * (self.k_rows_per_head + self.v_rows_per_head)
         self.append = self.form.keep and (not self.spread or layer_rows * self.local_layers <= self._spare(floor))
         kept = self.local_layers if self.append else 1

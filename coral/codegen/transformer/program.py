@@ -148,6 +148,8 @@ class TransformerProgram:
         """What the transfers of ``execution``, by name, hold."""
         plan, g = self.plan, self.model.geometry
         result = np.concatenate(frame.unpack(frame.result_parts(plan), outputs["y"]))
+        if plan.logit_groups and self.model.classifier is not None:
+            result = result[: len(self.model.classifier.weights)]
         if not self.form.reports:
             return Token(result, None, None)
         shape = (len(self.model.blocks), g.kv_heads, g.head_size)

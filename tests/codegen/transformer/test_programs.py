@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from codegen.transformer.harness import Session, random_model
 from coral.codegen import transformer as tf
+from coral.codegen.errors import CodegenError, ShapeError
 
 TINY = tf.Geometry(dim=32, hidden=48, heads=4, kv_heads=2, context=24)
+LARGE_HEADS = tf.Geometry(dim=128, hidden=64, heads=2, kv_heads=1, context=12)
 WIDE = tf.Geometry(dim=144, hidden=200, heads=3, kv_heads=3, context=72)
 FORMS = {
     "sent": tf.Form(),
@@ -40,8 +43,123 @@ def test_several_groups(form):
         session.check(position)
 
 
+@pytest.mark.parametrize("form", [FORMS["looped"], FORMS["spread, sent"]], ids=["looped", "spread"])
+def test_heads_of_64(form):
+    """Ones and channels of values in rows of their own."""
+    session = Session(tf.TransformerProgram(random_model(LARGE_HEADS, 1, vocabulary=8), form))
+    session.begin(2)
+    for position in (2, 3):
+        session.check(position)
+
+
+@EVERY
+@pytest.mark.slow
+def test_random_order_of_units(form):
+    """Twenty orders of units: identical bytes."""
+    program = tf.TransformerProgram(random_model(TINY, 2, vocabulary=100), form)
+    for seed in range(20):
+        session = Session(program, seed)
+        session.begin(6)
+        session.check(6)
+        session.check(7)
+
+
+@pytest.mark.parametrize("form", [FORMS["looped"], FORMS["spread, sent"]], ids=["looped", "spread"])
+def test_two_random_orders(form):
+    program = tf.TransformerProgram(random_model(TINY, 2, vocabulary=100), form)
+    for seed in (1, 2):
+        session = Session(program, seed)
+        session.begin(6)
+        session.check(6)
+
+
 @pytest.mark.parametrize("form", [tf.Form(), tf.Form(spread=True)], ids=str)
 def test_stage_by_stage(form):
     session = Session(tf.TransformerProgram(random_model(TINY, 2), form))
     session.begin(6)
     session.check_stages(6, 1)
+
+
+def random_case(seed):
+    """Geometry, layers, form and a position."""
+    rng = np.random.default_rng(seed)
+    while True:
+        heads, size = int(rng.integers(1, 9)), 8 * int(rng.integers(1, 9))
+        kv_heads = int(rng.choice([n for n in range(1, heads + 1) if heads % n == 0]))
+        if heads * size % 16 == 0 and heads * size <= 320:
+            break
+    context = int(rng.integers(4, 150))
+    geometry = tf.Geometry(heads * size, 4 * int(rng.integers(1, 100)), heads, kv_heads, context)
+    spread = bool(rng.integers(2))
+    flags = [bool(flag) for flag in rng.integers(0, 2, 4)]
+    form = tf.Form(spread, flags[0] and not spread, *flags[1:])
+    model = random_model(geometry, int(rng.integers(1, 4)), seed, int(rng.integers(1, 1200)))
+    return tf.TransformerProgram(model, form), int(rng.integers(1, context))
+
+
+def check_random(seed):
+    program, position = random_case(seed)
+    session = Session(program, None if seed % 2 else seed)
+    session.begin(position)
+    session.check(position)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_decoders(seed):
+    check_random(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4, 64))
+def test_many_random_decoders(seed):
+    check_random(seed)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((24, 48, 4, 2, 8), "dim 24 must be a multiple of 16"),
+        ((32, 50, 4, 2, 8), "hidden 50"),
+        ((32, 48, 3, 1, 8), "dim 32 is no multiple of the 3 heads"),
+        ((32, 48, 4, 3, 8), "4 heads share 3 key/value heads unevenly"),
+        ((48, 48, 4, 2, 8), "head size 12 must be a multiple of 8"),
+        ((256, 48, 2, 2, 8), "head size 128"),
+        ((32, 48, 4, 2, 5000), "context 5000"),
+        ((32, 48, 0, 2, 8), "positive"),
+    ],
+)
+def test_geometries_that_no_program_has(sizes, message):
+    with pytest.raises(ShapeError, match=message):
+        tf.Geometry(*sizes)
+
+
+def test_what_does_not_fit_says_by_how_much():
+    large = random_model(tf.Geometry(512, 1376, 8, 8, 64), 8)
+    with pytest.raises(ShapeError, match=r"hidden units of a layer find no room|overwritten"):
+        tf.TransformerProgram(large)
+    with pytest.raises(ShapeError, match=r"\d+ bytes of buffers, keys and values, a tile has 196608"):
+        tf.TransformerProgram(random_model(tf.Geometry(512, 64, 8, 8, 512), 2), tf.Form(False))
+    with pytest.raises(ShapeError, match=r"buffers take \d+ rows more than a tile has"):
+        tf.TransformerProgram(random_model(tf.Geometry(64, 64, 8, 8, 4000), 2), tf.Form(True))
+    small = random_model(TINY, 2)
+    with pytest.raises(ShapeError, match="one tile per layer"):
+        tf.TransformerProgram(small, tf.Form(spread=True, loop=True))
+    with pytest.raises(ShapeError, match="17 layers"):
+        tf.TransformerProgram(random_model(TINY, 17), tf.Form(loop=True))
+
+
+def test_arguments():
+    program = tf.TransformerProgram(random_model(TINY, 1))
+    cache, token = tf.Cache.empty(program.model), np.zeros(32, np.uint8)
+    for position in (0, 24):
+        with pytest.raises(ShapeError, match=f"position {position}"):
+            program.execution(position)
+    with pytest.raises(ShapeError, match="must be given"):
+        program.pack(token, 3)
+    with pytest.raises(ShapeError, match=r"uint8 \[32\]"):
+        program.pack(token[:8], 3, cache)
+    with pytest.raises(CodegenError, match="no stage is called 'x'"):
+        program.probe(3, 0, "x")
+    looped = tf.TransformerProgram(program.model, tf.Form(loop=True))
+    with pytest.raises(CodegenError, match="in a loop"):
+        looped.probe(3, 0, "q")
