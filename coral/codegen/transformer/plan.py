@@ -87,7 +87,7 @@ class Plan:
                 self._arrange(spread)
                 return
             except ShapeError as error:
-                problem = problem if spread and form.loop else error
+                problem = problem if problem and form.loop else error
         assert problem is not None
         raise problem
 
