@@ -29,6 +29,8 @@ app.add_typer(isa_app, name="isa")
 firmware_app = typer.Typer(help="The stick's firmware.", invoke_without_command=True)
 app.add_typer(firmware_app, name="firmware")
 
+eval_app = typer.Typer(help="How good quantised models are.", no_args_is_help=True)
+app.add_typer(eval_app, name="eval")
 bench_app = typer.Typer(help="Measurements.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 stick_app = typer.Typer(help="Simulated sticks for other programs.", no_args_is_help=True)
@@ -294,6 +296,30 @@ def trace(
     from coral.apps.trace import trace
 
     trace(model, out, picture, inputs=inputs or [], random=random, clock=clock)
+
+
+@eval_app.command("stories")
+def eval_stories(
+    engines: Annotated[list[str] | None, typer.Option("--engine", help=ENGINE)] = None,
+    device: StoryDevice = None,
+    checkpoint: Checkpoint = None,
+    tokenizer: TokenizerFile = None,
+    stories: Annotated[int, typer.Option(min=1, help="How many the float model writes.")] = 16,
+    length: Annotated[int, typer.Option(min=3, help="Their length at most, in words.")] = 256,
+    as_json: AsJson = False,
+) -> None:
+    """Perplexity and agreement with the float model, on text that it wrote."""
+    from coral.apps.stories.evaluate import evaluate
+
+    evaluate(
+        engines or ["float", "matmul"],
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        device=device,
+        stories=stories,
+        length=length,
+        as_json=as_json,
+    )
 
 
 @app.command()

@@ -1,0 +1,160 @@
+"""Engines on devices: the same words on the simulated stick as on the host, alone as in company; files; quality."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from story_models import CountingEngine, random_checkpoint
+
+from apps.stories.conftest import TOKENIZER
+from coral.apps.stories.engines import Model, StoriesError, load_model, open_engine, where
+from coral.apps.stories.evaluate import evaluate, predictions, quality, written
+from coral.llm.checkpoint import CheckpointError, Config
+from coral.llm.engine import Engine, EngineError
+from coral.llm.story import Sampling, Stories
+from coral.llm.tokenizer import TokenizerError
+
+TINY = Config(dim=16, hidden=24, layers=1, heads=2, kv_heads=1, vocabulary=300, context=24)
+
+
+def ids_of(engine: Engine, prompts: list[list[int]], words: int) -> list[list[int]]:
+    """What it writes, greedily."""
+    how = Sampling(temperature=0, words=words)
+    stories = Stories(engine.session(len(prompts)), TOKENIZER, prompts, how, engine.config.context)
+    while not stories.done:
+        stories.advance()
+    return [row.ids for row in stories.rows]
+
+
+def test_the_stick_writes_what_the_host_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOCKCORAL", "1")
+    model = Model("tiny", random_checkpoint(TINY), TOKENIZER)
+    stick, host = (open_engine("matmul", model, device) for device in ("CORAL", "CPU"))
+    assert "simulated stick" in where("CORAL")
+    assert "no Edge TPU" in where("CPU")
+    prompts = [[261], [262, 263, 264], [265]]
+    before = stick.usage()
+    one = [ids_of(stick, [prompt], 6)[0] for prompt in prompts]
+    used = stick.usage().since(before)
+    assert used.calls >= 5 * 21
+    assert used.predicted_seconds > 0 < used.chip_seconds
+    assert used.to_chip_bytes > used.from_chip_bytes > 0
+    assert one == [ids_of(host, [prompt], 6)[0] for prompt in prompts]
+    assert one == ids_of(stick, prompts, 6)
+    a, b = (engine.session(1) for engine in (stick, host))
+    for word in (261, 280, 7):
+        np.testing.assert_array_equal(a.step(np.array([word])), b.step(np.array([word])))
+    names = {weights.name for weights in stick.weights()}
+    assert {"0 qkv", "0 wo", "0 w1 w3", "0 w2", "classifier"} <= names
+    assert host.weights() == []
+    assert host.usage().calls == 0
+    with pytest.raises(EngineError, match="257 stories at once, 1 to 256"):
+        stick.session(257)
+
+
+def test_files_that_are_not_there(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORIES_DIR", str(tmp_path))
+    with pytest.raises(StoriesError, match=r"there is no checkpoint .*stories260K.bin.*STORIES_DIR"):
+        load_model()
+    content = (data / "stories" / "stories260K.bin").read_bytes()
+    (tmp_path / "cut.bin").write_bytes(content[:-1])
+    with pytest.raises(CheckpointError, match="cut short"):
+        load_model(tmp_path / "cut.bin")
+    (tmp_path / "m.bin").write_bytes(content)
+    with pytest.raises(StoriesError, match="no tokenizer of 512 words"):
+        load_model(tmp_path / "m.bin")
+    with pytest.raises(TokenizerError, match="32000 words, but the model has a vocabulary of 512"):
+        load_model(tmp_path / "m.bin", data / "stories" / "tokenizer32000.bin")
+    model = load_model(tmp_path / "m.bin", data / "stories" / "tok512.bin")
+    with pytest.raises(StoriesError, match="no engine 'fast'"):
+        open_engine("fast", model)
+
+
+def test_quality_is_what_the_words_say() -> None:
+    engine = CountingEngine(vocabulary=300, context=400)
+    stories = [[1, *range(261, 290)], [1, 5, 6]]
+    together = predictions(engine, stories, 2)
+    apart = predictions(engine, stories, 1)
+    for a, b, story in zip(together, apart, stories, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert a.shape == (len(story) - 1, 300)
+    q = quality("x", together, together, stories)
+    surprise = 0.0
+    for logits, story in zip(together, stories, strict=True):
+        for row, word in zip(logits.astype(float), story[1:], strict=True):
+            surprise -= math.log(math.exp(row[word]) / sum(map(math.exp, row)))
+    assert q.predictions == 31
+    assert q.perplexity == pytest.approx(math.exp(surprise / 31))
+    assert q.agreement == 1
+    assert q.late_predictions == 0
+    long = [[1] + [261] * 299]
+    logits = predictions(engine, long, 1)
+    assert quality("x", logits, [-a for a in logits], long).late_predictions == 300 - 256
+    assert quality("x", logits, [-a for a in logits], long).agreement < 0.1
+
+
+def greedy(engine: Any, model: Model, texts: list[str], words: int) -> list[str]:
+    how = Sampling(temperature=0, words=words)
+    prompts = [model.tokenizer.encode(text) for text in texts]
+    stories = Stories(engine.session(len(texts)), model.tokenizer, prompts, how, model.checkpoint.config.context)
+    grown = [""] * len(texts)
+    while not stories.done:
+        for row, text in stories.advance():
+            grown[row] += text
+    return grown
+
+
+@pytest.fixture(scope="module")
+def stories260k(data: Path) -> Model:
+    return load_model(data / "stories" / "stories260K.bin")
+
+
+@pytest.mark.slow
+def test_stories260k_on_the_stick_and_on_the_host(stories260k: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 words; the float model's text is the published kind."""
+    monkeypatch.setenv("MOCKCORAL", "1")
+    stick, host = (open_engine("matmul", stories260k, device) for device in ("CORAL", "CPU"))
+    (text,) = greedy(stick, stories260k, [""], 256)
+    assert [text] == greedy(host, stories260k, [""], 256)
+    assert text.startswith("Once upon a time, there was a little girl named Lily. She loved to play outside in the")
+    assert len(text) > 500
+
+
+@pytest.mark.slow
+def test_batch_of_32_is_32_single_runs(stories260k: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOCKCORAL", "1")
+    engine = open_engine("matmul", stories260k, "CORAL")
+    who = ["girl", "boy", "cat", "big dog", "bird", "fish that could sing", "bear", "frog"]
+    texts = [
+        f"{day}, there was a {one}" for day in ("Once upon a time", "One day", "In the park", "At night") for one in who
+    ]
+    together = greedy(engine, stories260k, texts, 64)
+    assert len(set(together)) > 20
+    assert together == [greedy(engine, stories260k, [text], 64)[0] for text in texts]
+
+
+@pytest.mark.slow
+def test_quality_of_stories260k(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """More than 3,000 predictions; also positions from 256 on."""
+    path = data / "stories" / "stories260K.bin"
+    names = ["float", "matmul"]
+    evaluate(names, checkpoint=path, tokenizer=None, device=None, stories=12, length=512, as_json=True)
+    found = {entry["engine"]: entry for entry in json.loads(capsys.readouterr().out)["engines"]}
+    base, codes = found["float"], found["matmul"]
+    assert base["predictions"] >= 3000
+    assert codes["perplexity"] < 1.05 * base["perplexity"]
+    assert codes["agreement"] > 0.9
+    assert codes["late_predictions"] > 300
+    assert codes["late_perplexity"] < 1.1 * base["late_perplexity"]
+
+
+def test_written_stories_are_the_longest(stories260k: Model) -> None:
+    found = written(stories260k.checkpoint, 1, 24)
+    assert len(found) == 1
+    assert found[0][0] == 1
+    assert len(found[0]) == 24
