@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from coral.driver.errors import LibusbMissing
+from coral.driver.errors import APPLICATION_ID, DFU_ID, LibusbMissing
 from coral.driver.transport import Buffer, Status
 
 _ERRNO = {
@@ -220,7 +220,8 @@ class LibusbHandle:
 
 
 def _serial(device: Any) -> str:
-    if not device.getSerialNumberDescriptor():  # 0 on every stick; reading one means opening the device
+    stick = (device.getVendorID(), device.getProductID()) in (DFU_ID, APPLICATION_ID)
+    if not stick or not device.getSerialNumberDescriptor():  # reading one means opening the device
         return ""
     with suppress(Exception):
         return device.getSerialNumber()

@@ -23,6 +23,13 @@ def default_directory() -> Path:
     return Path(tempfile.gettempdir()) / f"tinycoral-{os.getuid() if hasattr(os, 'getuid') else 'locks'}"
 
 
+def _planted(folder: Path) -> bool:
+    """Whether a folder in the temporary folder, where anybody may make it first, is another user's or a link: its files
+    could then be links to files of ours."""
+    shared = folder.parent == Path(tempfile.gettempdir()) and hasattr(os, "getuid")
+    return shared and (folder.is_symlink() or folder.stat().st_uid != os.getuid())
+
+
 def _lock(descriptor: int) -> None:
     """Raises OSError when another open file holds the lock."""
     if sys.platform == "win32":
@@ -60,6 +67,10 @@ class StickLock:
         self.file, self._note = folder / f"stick-{name}.lock", folder / f"stick-{name}.hung"
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if _planted(folder):
+                raise DriverError(
+                    f"{folder} belongs to another user: remove it, or set XDG_RUNTIME_DIR to a folder of yours"
+                )
             self._descriptor: int | None = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise DriverError(f"the lock file {self.file} cannot be opened: {error.strerror}") from None

@@ -99,9 +99,10 @@ class Device:
         return self.ids[1]
 
     def getSerialNumberDescriptor(self) -> int:
-        return int(self.ports == [4])
+        return int(self.ports != [1, 3])
 
     def getSerialNumber(self) -> str:
+        self.context.usb1.read_from.add(self.ids[0])
         if self.context.usb1.open_error:
             raise USBError(self.context.usb1.open_error)
         return "S4"
@@ -158,6 +159,7 @@ class Usb1:
         self.log: list[str] = []
         self.rows = [([1, 3], (0x18D1, 0x9302), 5), ([4], (0x1A6E, 0x089A), 3), ([5], (0x1234, 1), 1)]
         self.status, self.actual, self.open_error, self.interrupted = 0, 4, 0, False
+        self.read_from: set[int] = set()
 
     def USBContext(self) -> Context:
         return Context(self)
@@ -183,6 +185,7 @@ def test_search(usb1: Usb1) -> None:
     assert usb1.log == ["open context", "close context"] * 2, "every search in a context of its own"
     assert [(stick.path, stick.serial) for stick in driver.list_sticks(bus)] == [("2-1.3", ""), ("2-4", "S4")]
     assert driver.find(bus, "S4").path == "2-4"
+    assert usb1.read_from == {0x1A6E}, "devices that are no sticks are not opened"
     usb1.open_error = -3
     assert [stick.serial for stick in driver.list_sticks(bus)] == ["", ""], "a number that cannot be read is none"
     assert bus.shared

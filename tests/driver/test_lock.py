@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -99,6 +100,28 @@ def test_only_shared_buses_are_locked_by_default(tmp_path: Path, monkeypatch: py
 
     open_on(Shared(make_bus().sticks)).close()
     assert [path.name for path in tmp_path.rglob("*.lock")] == ["stick-1-1.lock"]
+
+
+def test_a_folder_that_somebody_else_has_made_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files may be links: nothing is opened in it."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / f"tinycoral-{os.getuid()}"
+    driver.StickLock("1-1").release()
+    assert folder.is_dir()
+    (folder / "stick-1-1.lock").unlink()
+    (tmp_path / "mine").write_text("keep")
+    (folder / "stick-1-1.lock").symlink_to(tmp_path / "mine")
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    folder.rename(tmp_path / f"tinycoral-{owner + 1}")
+    with pytest.raises(driver.DriverError, match=f"tinycoral-{owner + 1} belongs to another user: remove it"):
+        driver.StickLock("1-1")
+    monkeypatch.setattr(os, "getuid", lambda: owner)
+    folder.symlink_to(tmp_path / f"tinycoral-{owner + 1}")
+    with pytest.raises(driver.DriverError, match="belongs to another user"):
+        driver.StickLock("1-1")
+    assert (tmp_path / "mine").read_text() == "keep"
 
 
 def test_unusable_directory(tmp_path: Path) -> None:
