@@ -38,7 +38,8 @@ def selftest(
     """Runs the steps, prints and writes what they found; True if all is as assumed. Stops at the first hang.
 
     ``only``: names, * allowed; else all steps, the bold ones if ``bold``. ``list_``: only names them. The report's file
-    is ``coral-selftest-<kind>.json`` unless given, none ``as_json``. Errors of finding the stick pass through.
+    is ``coral-selftest-<kind>.json`` unless given, none ``as_json``. Errors of finding the stick, or of being allowed
+    to open it, pass through.
     """
     steps = [
         s for s in all_steps() if any(fnmatch(s.name, name) for name in only) or (not only and (bold or not s.bold))
@@ -51,6 +52,8 @@ def selftest(
             print(f"{step.name}{' (bold)' if step.bold else ''}{f' [{rows}]' if rows else ''}: {step.about}")
         return True
     bench, results, stopped = Bench(kind, index), [], None
+    with suppress(TransferFailed):  # a stick that does not answer is the first step's hang
+        _ = bench.stick
     target = report or (None if as_json else Path(f"coral-selftest-{kind}.json"))
     try:
         for step in steps:

@@ -288,6 +288,16 @@ def test_a_stick_that_cannot_be_opened_is_a_hang(run: Command, on_bus: OnBus, st
     assert "StickHung" in result.json["steps"][0]["answer"]
 
 
+def test_a_stick_that_may_not_be_opened_is_no_hang(run: Command, on_bus: OnBus, steps: Any) -> None:
+    steps(Step("first", "opens", copies), Step("second", "opens", copies))
+    on_bus(SoftwareStick())
+    result = run("selftest", "--json")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "coral firmware install" in result.stderr
+    on_bus(SoftwareStick(firmware_required=False, fault_plan=FaultPlan(Fault(Kind.CLAIM, 0, Effect.STALL, 999))))
+    assert "claimed by a program that does not use this driver's lock" in run("selftest", "--json").stderr
+
+
 def test_a_bold_step_may_be_refused_by_the_simulated_chip_only(run: Command, on_bus: OnBus, steps: Any) -> None:
     on_bus(SoftwareStick(), kind="sim")
     run_acc_on = STEPS["field-acc_on-op"].run
