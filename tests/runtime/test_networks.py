@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from codegen.network.harness import Maker
 from codegen.network.random_networks import draw
 
+from coral.codegen import ShapeError
 from coral.codegen import network as nw
 from coral.runtime import RuntimeFault
+from coral.stick import Effect, Fault, Kind
 from runtime.simulated import build_once, check, images, never, opened
 from runtime.test_runtime import layer, reference
 
@@ -99,6 +103,65 @@ def test_weights_that_the_chip_cannot_hold():
         np.testing.assert_array_equal(runtime.linear(*other, key=1), reference(*other))
         np.testing.assert_array_equal(runtime.linear(spec, x, w, b, key=0), reference(spec, x, w, b))
         assert (stats.uploads, stats.evictions) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault(Kind.INPUT, 2, Effect.STALL), Fault(Kind.INSTRUCTIONS, 5, Effect.DISCONNECT, seconds=0.1)]
+)
+def test_a_stick_that_fails_gets_everything_again(fault):
+    """The call during which it fails is repeated; parameters of both networks are back."""
+    first, second = small(1), small(2, 16)
+    rng = np.random.default_rng(0)
+    with opened(fault) as (runtime, stick):
+        for _ in range(3):
+            for key, network in enumerate((first, second)):
+                x = images(rng, network, 2)
+                check(runtime.network(key, lambda network=network: network, x), network, x)
+        assert stick.counters.recoveries == 1
+        assert (runtime.stats.calls, runtime.stats.uploads) == (6, 2)
+
+
+def test_calls_of_several_threads():
+    networks = [small(k, 4 * k + 4) for k in range(4)]
+    inputs = [images(np.random.default_rng(k), network, 3) for k, network in enumerate(networks)]
+    with opened() as (runtime, _), ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            calls = [pool.submit(runtime.network, k, lambda k=k: networks[k], x) for k, x in enumerate(inputs)]
+            for call, network, x in zip(calls, networks, inputs, strict=True):
+                check(call.result(), network, x)
+        assert (runtime.stats.calls, runtime.stats.uploads) == (12, 4)
+
+
+def test_odd_numbers_of_images_are_filled_up_until_they_come_often():
+    network, rng = small(3), np.random.default_rng(3)
+    with opened() as (runtime, _):
+        for n, programs in ((16, 1), (9, 1), (9, 1), (9, 1), (9, 2), (1, 3), (300, 4)):
+            x = images(rng, network, n)
+            check(runtime.network("k", lambda: network, x), network, x, step=7)
+            assert runtime.stats.programs == programs
+        assert runtime.stats.rows == 16 + 4 * 9 + 1 + 300
+
+
+def test_a_network_without_a_program_is_refused_and_disturbs_nothing():
+    m = Maker(0, 4096, 16, 512)
+    m.layer(nw.Conv, 4)
+    impossible, possible = m.network(), small(4)
+    x = images(np.random.default_rng(4), possible, 1)
+    with opened() as (runtime, stick):
+        runtime.network(0, lambda: possible, x)
+        calls = stick.counters.calls
+        with pytest.raises(ShapeError, match="narrow memory"):
+            runtime.network(1, lambda: impossible, {"x": np.zeros((1, 4096, 16, 512), np.uint8)})
+        assert stick.counters.calls == calls
+        check(runtime.network(0, never, x), possible, x)
+        assert runtime.stats.uploads == 1
+
+
+def test_closed():
+    with opened() as (runtime, _):
+        pass
+    with pytest.raises(RuntimeFault, match="closed"):
+        runtime.network(0, never, {})
 
 
 @pytest.mark.parametrize(
