@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import tinygrad.codegen
 from tinygrad.helpers import Context, Target, ansistrip
 from tinygrad.tensor import Tensor
-from tinygrad.uop import Ops
+from tinygrad.uop import GroupOp, Ops
 from tinygrad.uop.ops import UOp
 
 from coral import CoralError
@@ -68,9 +68,8 @@ def select(ast: UOp, target: Target) -> Selection:
         return Selection(None, "selection is switched off")
     decision = decide(ast)
     if decision.match is None:
-        return Selection(
-            None, f"{decision.reason}; predicted {placement.kernel_seconds(ast) * 1e6:,.0f} µs on the host"
-        )
+        cost = f"predicted {placement.kernel_seconds(ast) * 1e6:,.0f} µs on the host"
+        return Selection(None, f"{decision.reason}; computes {_operations(ast)}; {cost}")
     chain = single(decision.match)
     if getattr(ast.arg, "name", "").startswith(ON_HOST) or not placement.on_chip([chain])[0]:
         return Selection(None, f"{decision.reason}, but {placement.prediction(chain)}")
@@ -131,6 +130,13 @@ def single(match: Match) -> Chain:
     parameters = tuple(range(1 + layer.activations, len(match.buffers)))
     step = Step(layer, reads, parameters, len(reads))
     return Chain(tuple(values), (step,), tuple((value, value + 1) for value in reads), ((len(reads), 0),))
+
+
+def _operations(ast: UOp) -> str:
+    """What a kernel does to values, for people who look for what keeps it from the chip."""
+    values = [n for n in ast.toposort() if n.dtype.name not in ("weakint", "bool", "void")]
+    reductions = {f"{n.arg[0].name} over an axis" for n in values if n.op is Ops.REDUCE}
+    return ", ".join(sorted({n.op.name for n in values if n.op in GroupOp.ALU} | reductions)) or "a copy"
 
 
 def _decide(ast: UOp) -> Decision:

@@ -115,7 +115,8 @@ def pools(
                 **numbers,
             )
             found.append(layer)
-    yield from sorted(found, key=lambda layer: sum(layer.padding))[:CANDIDATES]
+    # One loop over planes is channels of one image rather than images of one channel.
+    yield from sorted(found, key=lambda layer: (sum(layer.padding), layer.shape[0]))[:CANDIDATES]
 
 
 def _size(axis: UOp | None) -> int:
