@@ -58,11 +58,12 @@ def pack_token(plan: Plan, x: Codes, position: int) -> bytes:
 
 
 def pack_cache(plan: Plan, cache: Cache, positions: int) -> bytes:
-    """Keys, then values, of every set of caches: the first ``positions``."""
+    """Keys of every set of caches, then values, of the first ``positions``."""
     parts = []
-    for first, layer in plan.kv_tiles:
-        where = (slice(layer, layer + plan.local_layers), slice(positions), slice(first, first + plan.kv_heads))
-        parts += [cache.keys[where].tobytes(), cache.values[where].tobytes()]
+    for codes in (cache.keys, cache.values):
+        for first, layer in plan.kv_tiles:
+            where = (slice(layer, layer + plan.local_layers), slice(positions), slice(first, first + plan.kv_heads))
+            parts.append(codes[where].tobytes())
     return b"".join(parts)
 
 
@@ -138,7 +139,7 @@ def receive_cache(b: Builder, plan: Plan, positions: int, end: int, offset: int)
             waits=[Wait(TileCounter.WIDE_TO_NARROW, -ROW_WORDS, level=1, step=ROW_WORDS, side=1)],
         )
         for n, same in enumerate(plan.kv_tiles.values()):
-            blocks.infeed_input(b, offset + (2 * n + k) * size, size, same)
+            blocks.infeed_input(b, offset + (k * len(plan.kv_tiles) + n) * size, size, same)
     b.reset()
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from codegen.transformer.harness import Session, random_model
+from codegen.transformer.harness import Session, random_model, random_token, run
 from coral.codegen import transformer as tf
 from coral.codegen.errors import CodegenError, ShapeError
+from coral.llm.calibrate import begin, embed, observe, quantise
+from coral.llm.checkpoint import load
+from coral.llm.reference import sample
 
 TINY = tf.Geometry(dim=32, hidden=48, heads=4, kv_heads=2, context=24)
 LARGE_HEADS = tf.Geometry(dim=128, hidden=64, heads=2, kv_heads=1, context=12)
+LONG = tf.Geometry(dim=144, hidden=64, heads=3, kv_heads=3, context=512)
 WIDE = tf.Geometry(dim=144, hidden=200, heads=3, kv_heads=3, context=72)
 FORMS = {
     "sent": tf.Form(),
@@ -41,6 +45,14 @@ def test_several_groups(form):
     session.begin(62)
     for position in (62, 63, 64, 65):
         session.check(position)
+
+
+def test_caches_larger_than_the_staging_buffer():
+    program = tf.TransformerProgram(random_model(LONG, 2), tf.Form(spread=True))
+    session = Session(program)
+    session.begin(510)
+    assert len(program.pack(random_token(session.model, 510), 510, session.cache)) > 1 << 18
+    session.check(510)
 
 
 @pytest.mark.parametrize("form", [FORMS["looped"], FORMS["spread, sent"]], ids=["looped", "spread"])
@@ -163,3 +175,48 @@ def test_arguments():
     looped = tf.TransformerProgram(program.model, tf.Form(loop=True))
     with pytest.raises(CodegenError, match="in a loop"):
         looped.probe(3, 0, "q")
+
+
+STORIES_15M = tf.Geometry(288, 768, 6, 6, 256)
+STORIES_260K = tf.Geometry(64, 172, 8, 4, 512)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "layers", "form", "limit_bytes"),
+    [
+        (STORIES_260K, 5, tf.Form(keep=True, loop=True, logits=True), 16 << 10),
+        (STORIES_15M, 6, tf.Form(keep=True), 110 << 10),
+        (STORIES_15M, 6, tf.Form(), 110 << 10),
+    ],
+    ids=["260K looped", "15M kept", "15M sent"],
+)
+def test_instruction_bytes_do_not_depend_on_the_position(geometry, layers, form, limit_bytes):
+    program = tf.TransformerProgram(random_model(geometry, layers, vocabulary=512), form)
+    sizes = {len(program.execution(p).bitstreams[0].data) for p in (1, 2, 63, 64, geometry.context - 1)}
+    assert len(sizes) == 1
+    assert sizes.pop() <= limit_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [tf.Form(keep=True), tf.Form()], ids=["kept", "sent"])
+def test_130_tokens_of_the_15m_shape(form):
+    session = Session(tf.TransformerProgram(random_model(STORIES_15M, 6), form))
+    session.begin(1)
+    for position in range(1, 131):
+        session.check(position)
+    session.begin(254)
+    for position in (254, 255):
+        session.check(position)
+
+
+@pytest.mark.slow
+def test_all_positions_of_stories260k(data):
+    checkpoint = load(data / "stories" / "stories260K.bin")
+    model = quantise(checkpoint, observe(checkpoint, [sample(checkpoint, 160, 0.8, s) for s in range(4)]))
+    session = Session(tf.TransformerProgram(model, tf.Form(keep=True, loop=True)))
+    session.begin(1)
+    session.cache, _ = begin(model, checkpoint, 1)
+    run(session.chip, session.program.initialise(1), session.program.pack_caches(session.cache, 1))
+    story = sample(checkpoint, 512, 0.8, 7)
+    for position in range(1, 512):
+        session.check(position, embed(model, checkpoint, story[position % len(story)]))
