@@ -28,7 +28,7 @@ MAX_ADD_WEIGHT = 32767
 MAX_K = (2**31 - 1) // 255**2
 """Longest sum of products of two differences of uint8 codes that always fits int32: 33,025."""
 _NARROWEST_SCALE = 2.0**-100
-_RSQRT_SCALE = 46340
+RSQRT_SCALE = 46340
 """floor(sqrt(2^31)): squares of the tile softmax's reciprocal square root fit int32."""
 
 
@@ -367,6 +367,17 @@ def average_multiplier(s_in: float, n: ArrayLike, s_out: float, *, newer: bool) 
     return f32(rescale_multiplier(s_in, s_out) / f32(n))
 
 
+def softmax_multipliers(s_in: float, beta: float, s_out: float) -> tuple[float, float, float, float]:
+    """Multipliers of SOFTMAX on the tiles: of the exponents, their sum, the squared root, the products.
+
+    :raises NumericsError: bad scales
+    """
+    s_exp, s_rsqrt = inv(65535), inv(RSQRT_SCALE)
+    s_inverse = multiplier(s_rsqrt, s_rsqrt, s_exp)
+    square, product = multiplier(s_rsqrt, s_rsqrt, s_inverse), multiplier(s_exp, s_inverse, s_out)
+    return float(constant_multiplier(s_in, beta, 1)), float(s_exp), float(square), float(product)
+
+
 def softmax_on_tiles(x: NDArray[np.uint8], s_in: float, beta: float, s_out: float, z_out: int) -> NDArray[np.uint8]:
     """SOFTMAX of newer programs over the last axis: 16-bit EXP, sum, squared reciprocal square root, products.
 
@@ -375,14 +386,13 @@ def softmax_on_tiles(x: NDArray[np.uint8], s_in: float, beta: float, s_out: floa
     """
     if not 0 < x.shape[-1] <= 2**15:
         raise NumericsError(f"SOFTMAX on the tiles takes 1 to {2**15} values a row, not {x.shape[-1]}")
-    s_exp, s_rsqrt = inv(65535), inv(_RSQRT_SCALE)
-    s_inverse = multiplier(s_rsqrt, s_rsqrt, s_exp)
+    exp, sums, square, product = softmax_multipliers(s_in, beta, s_out)
     below = x.astype(np.int32) - x.max(axis=-1, keepdims=True)
-    e = requantise(below, constant_multiplier(s_in, beta, 1), EXP_CLAMP, 0, 0, bits=16, nlu=EXP_65535).astype(np.int64)
+    e = requantise(below, exp, EXP_CLAMP, 0, 0, bits=16, nlu=EXP_65535).astype(np.int64)
     total = accumulators(e.sum(axis=-1, keepdims=True))
-    root = requantise(total, s_exp, -np.inf, np.inf, 0, bits=16, nlu=RSQRT.scaled(_RSQRT_SCALE)).astype(np.int64)
-    inverse = requantise(accumulators(root * root), multiplier(s_rsqrt, s_rsqrt, s_inverse), 0, 2**15, 0, bits=16)
-    return requantise(accumulators(e * inverse), multiplier(s_exp, s_inverse, s_out), *clamps(s_out, z_out), z_out)
+    root = requantise(total, sums, -np.inf, np.inf, 0, bits=16, nlu=RSQRT.scaled(RSQRT_SCALE)).astype(np.int64)
+    inverse = requantise(accumulators(root * root), square, 0, 2**15, 0, bits=16)
+    return requantise(accumulators(e * inverse), product, *clamps(s_out, z_out), z_out)
 
 
 def softmax_on_scalar_core(
@@ -398,19 +408,26 @@ def softmax_on_scalar_core(
     return np.rint(np.clip(np.rint(share) + f32(z_out), 0, 255)).astype(np.uint8)
 
 
+def l2_multipliers(s_in: float, s_out: float) -> tuple[float, float, float]:
+    """Of L2_NORMALIZATION: multiplier of the squares, factor of the RSQRT table, multiplier of the products.
+
+    :raises NumericsError: bad scales
+    """
+    k = f32(np.float32(65535) / inv(s_in))
+    return float(constant_multiplier(s_in, s_in, 1)), float(k), float(constant_multiplier(s_in, inv(k), s_out))
+
+
 def l2_normalise(x: NDArray[np.uint8], s_in: float, z_in: int, s_out: float, z_out: int) -> NDArray[np.uint8]:
     """L2_NORMALIZATION over the last axis: 16-bit reciprocal square root of the sum of squares (at least one step).
 
     :raises NumericsError: more than 33,025 values a row, bad scales
     """
     check_accumulator(x.shape[-1])
-    k = f32(np.float32(65535) / inv(s_in))
-    square = constant_multiplier(s_in, s_in, 1)
+    square, k, product = l2_multipliers(s_in, s_out)
     centred = x.astype(np.int64) - z_in
     total = accumulators((centred * centred).sum(axis=-1, keepdims=True))
-    root = requantise(total, square, float(square), np.inf, 0, bits=16, nlu=RSQRT.scaled(k)).astype(np.int64)
-    mult = constant_multiplier(s_in, inv(k), s_out)
-    return requantise(accumulators(centred * root), mult, *clamps(s_out, z_out), z_out)
+    root = requantise(total, square, square, np.inf, 0, bits=16, nlu=RSQRT.scaled(k)).astype(np.int64)
+    return requantise(accumulators(centred * root), product, *clamps(s_out, z_out), z_out)
 
 
 def scale_and_zero_point(lo: float, hi: float) -> tuple[float, int]:

@@ -11,9 +11,11 @@ from coral.codegen.network.graph import (
     Dense,
     Depthwise,
     Interleave,
+    L2Normalise,
     MaxPool,
     Network,
     Slice,
+    Softmax,
     Stage,
 )
 from coral.codegen.network.plan import Plan
@@ -48,6 +50,8 @@ def stage_cycles(plan: Plan, stage: Stage) -> float:
     elif isinstance(stage, MaxPool):
         groups = ceil_div(plan.tensors[name].c, GROUP)
         cycles = positions * taps * groups * step_cost(min(GROUP, plan.channels(name)))
+    elif isinstance(stage, Softmax | L2Normalise):
+        cycles = 8 * positions * words * step_cost(WORD_BYTES) + 4 * STAGE_CYCLES
     else:
         cycles = positions * words * taps * step_cost(WORD_BYTES) * (4 if isinstance(stage, Add) else 1)
     return STAGE_CYCLES + cycles

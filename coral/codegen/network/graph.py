@@ -194,6 +194,20 @@ class Requantise(Stage):
 
 
 @dataclass(frozen=True)
+class Softmax(Stage):
+    """Over the channels of every position; ``mults`` from ``numerics.softmax_multipliers``."""
+
+    mults: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class L2Normalise(Stage):
+    """Over the channels of every position; ``mults`` from ``numerics.l2_multipliers``."""
+
+    mults: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True)
 class Concatenate(Stage):
     """Inputs side by side along the channels; a matter of places, nothing is computed.
 

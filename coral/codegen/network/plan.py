@@ -18,16 +18,18 @@ from coral.codegen.network.graph import (
     Dense,
     Depthwise,
     Interleave,
+    L2Normalise,
     MaxPool,
     Multiply,
     Network,
     Slice,
+    Softmax,
     Stage,
     Tensor,
 )
 from coral.codegen.network.lower import lowered
 from coral.codegen.network.rewrite import with_copies, with_dense_layers, with_padded_inputs
-from coral.codegen.network.steps import BLOB_ROWS, MAX_BLOCK, depthwise_rows, depthwise_steps, step_cost
+from coral.codegen.network.steps import BLOB_ROWS, MAX_BLOCK, chunk_shape, depthwise_rows, depthwise_steps, step_cost
 from coral.codegen.network.tiling import Grid, Halo, Reach, Split
 
 NARROW_BYTES = 192 * 1024
@@ -108,7 +110,7 @@ class Plan:
         for stage in self.stages:
             if isinstance(stage, Dense):
                 spread[stage.output] = ceil_div(ceil_div(self.tensors[stage.output].c, GROUP), TILES)
-            elif stage.inputs[0] in spread:
+            elif stage.inputs[0] in spread and not isinstance(stage, Softmax | L2Normalise):
                 spread[stage.output] = spread[stage.inputs[0]]
         return spread
 
@@ -239,10 +241,19 @@ class Plan:
         shapes = {root: self._shape(root) for root in live}
         self._unify(shapes)
         for index, stage in enumerate(self.stages):
-            if isinstance(stage, Dense) and stage.output in self.spread and stage.inputs[0] not in self.network.inputs:
+            if collects(self, stage):
                 name, source = gathered(stage), stage.inputs[0]
                 size = gathered_bytes(self, source) * len(gathered_tiles(self, source))
                 live[name], shapes[name] = (index, index), Block(0, size, size, size)
+            if isinstance(stage, Softmax | L2Normalise):
+                rows, columns = self.splits[stage.output]
+                words = self.channels(stage.output) // WORD_BYTES
+                wide, high = chunk_shape(stage, rows.extent, columns.extent, words)
+                size = 2 * WORD_BYTES * wide * high * (2 * words + 1)
+                live[scratchpad(stage)], shapes[scratchpad(stage)] = (
+                    (index, index),
+                    Block(0, size, size, size // self.images),
+                )
             if isinstance(stage, Multiply):
                 rows, columns = self.splits[stage.output]
                 words = rows.extent * columns.extent * self.channels(stage.output) // WORD_BYTES * self.images
@@ -456,3 +467,15 @@ def gathered_tiles(plan: Plan, name: str) -> list[int]:
     if name in plan.spread:
         return list(range(ceil_div(plan.tensors[name].c, GROUP * plan.spread[name])))
     return [plan.grid.tile(0, *part) for part in plan.active(name)]
+
+
+def collects(plan: Plan, stage: Stage) -> bool:
+    """Whether a stage needs all tiles' parts of its input on every tile that works."""
+    if isinstance(stage, Dense):
+        return stage.output in plan.spread and stage.inputs[0] not in plan.network.inputs
+    return isinstance(stage, Softmax | L2Normalise) and stage.inputs[0] in plan.spread
+
+
+def scratchpad(stage: Stage) -> str:
+    """Name of the place for what a normalising stage makes of some positions."""
+    return f"{stage.output}:scratch"

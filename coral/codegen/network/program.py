@@ -24,15 +24,18 @@ from coral.codegen.network.graph import (
     Concatenate,
     Conv,
     Interleave,
+    L2Normalise,
     MaxPool,
     Multiply,
     Network,
     Requantise,
     Slice,
+    Softmax,
     Stage,
 )
 from coral.codegen.network.lower import lowered
-from coral.codegen.network.plan import Plan
+from coral.codegen.network.normalise import normalise
+from coral.codegen.network.plan import Plan, collects
 from coral.codegen.network.rewrite import weight_rows, with_cut_layers
 from coral.codegen.network.tiling import Grid
 from coral.codegen.network.wide import PIECE_ROWS, Wide
@@ -201,7 +204,12 @@ class NetworkProgram:
             return
         new = {plan.roots[name][0] for name in stage.inputs if plan.needs_exchange(stage, name)} - exchanged
         exchanged |= new
-        if isinstance(stage, Conv) or new or {plan.roots[name][0] for name in stage.inputs} & {*plan.network.inputs}:
+        if (
+            isinstance(stage, Conv)
+            or collects(plan, stage)
+            or new
+            or {plan.roots[name][0] for name in stage.inputs} & {*plan.network.inputs}
+        ):
             b.barrier()
 
         def exchange() -> None:
@@ -226,6 +234,8 @@ class NetworkProgram:
                 words.requantise(b, plan, wide, stage)
             case Multiply():
                 words.multiply(b, plan, wide, stage)
+            case Softmax() | L2Normalise():
+                normalise(b, plan, wide, stage)
             case _:
                 raise CodegenError(f"stage {stage.output!r}: {type(stage).__name__} has no generator")
 

@@ -9,17 +9,20 @@ import numpy as np
 
 from coral.codegen.machine import GROUP, TILES, WORD_BYTES, ceil_div
 from coral.codegen.network.graph import (
+    POINT,
     Add,
     Concatenate,
     Conv,
     Dense,
     Depthwise,
     Interleave,
+    L2Normalise,
     MaxPool,
     Multiply,
     Network,
     Requantise,
     Slice,
+    Softmax,
     Stage,
     Window,
     whole_range,
@@ -54,7 +57,11 @@ def with_dense_layers(network: Network, *, shared: bool) -> Network:
     spreads: dict[str, bool] = {}
     for s in reversed(network.stages):
         readers = network.readers(s.output)
-        spreads[s.output] = all((sharable(r) or isinstance(r, Requantise)) and spreads[r.output] for r in readers)
+        spreads[s.output] = all(
+            isinstance(r, Softmax | L2Normalise)
+            or ((sharable(r) or (isinstance(r, Requantise) and r.at == POINT)) and spreads[r.output])
+            for r in readers
+        )
     stages = []
     for s in network.stages:
         if whole(s):

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from coral.codegen.machine import GROUP, ROW_BYTES, WIDE_ROWS, WORD_BYTES, ceil_div
-from coral.codegen.network.graph import Dense, MaxPool, Multiply
-from coral.codegen.network.plan import Plan, gathered_bytes, gathered_tiles
-from coral.codegen.network.steps import MAX_BLOCK
+from coral.codegen.machine import GROUP, ROW_BYTES, ROW_WORDS, WIDE_ROWS, WORD_BYTES, ceil_div
+from coral.codegen.network.graph import L2Normalise, MaxPool, Multiply, Softmax
+from coral.codegen.network.plan import Plan, collects, gathered_bytes, gathered_tiles
+from coral.codegen.network.steps import MAX_BLOCK, chunk_shape
 
 FIXED_ROW = WIDE_ROWS - 4
 """Two rows for the host's input, then two for results."""
 
 
 def gather_rows(plan: Plan) -> list[int]:
-    """Wide rows that collecting takes, for every dense layer over all tiles."""
+    """Wide rows that collecting takes, for every stage that collects its input."""
     found = []
     for stage in plan.stages:
-        if isinstance(stage, Dense) and stage.output in plan.spread and stage.inputs[0] not in plan.network.inputs:
+        if collects(plan, stage):
             packets = ceil_div(gathered_bytes(plan, stage.inputs[0]), ROW_BYTES)
             found.append(packets * (1 + len(gathered_tiles(plan, stage.inputs[0]))))
     return found
@@ -24,6 +24,32 @@ def gather_rows(plan: Plan) -> list[int]:
 def factor_rows(plan: Plan) -> list[int]:
     """Wide rows of the FIFO through which a product's second factor goes."""
     return [2 * MAX_BLOCK for stage in plan.stages if isinstance(stage, Multiply)]
+
+
+def quads(words: int) -> list[tuple[int, int]]:
+    """Walk over a position's words, four at a time, some of them twice if need be: the quad's levels, then steps."""
+    if words <= 3:
+        return [(1, min(words, 2)), (0, 4 // min(words, 2)), (1, max(words - 1, 1))]
+    step = next(s for s in (4, 3, 2, 1) if (words - 4) % s == 0)
+    return [(1, 4), (step, (words - 4) // step + 1)]
+
+
+def normal_rows(plan: Plan) -> list[int]:
+    """Wide rows that every normalising stage takes."""
+    return [normalising_rows(plan, stage) for stage in plan.stages if isinstance(stage, Softmax | L2Normalise)]
+
+
+def normalising_rows(plan: Plan, stage: Softmax | L2Normalise) -> int:
+    """Wide rows that a normalising stage takes: the most that one of its steps needs for a chunk of positions."""
+    (rows, columns), words = plan.splits[stage.output], plan.channels(stage.output) // WORD_BYTES
+    wide, high = chunk_shape(stage, rows.extent, columns.extent, words)
+    count, per_row = wide * high, ROW_WORDS // WORD_BYTES
+    products = count * ceil_div(words, per_row)
+    if isinstance(stage, L2Normalise):
+        return max(count * words, products)
+    sums = ceil_div(plan.tensors[stage.output].c, 2) * ceil_div(count, GROUP)
+    maxima = max(quads(words)[-1][1] * ceil_div(count, per_row), ceil_div(count * words, per_row))
+    return max(sums, maxima, ceil_div(count, 2), products)
 
 
 def pool_shape(plan: Plan, stage: MaxPool) -> tuple[int, int, int]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from coral.codegen.machine import GROUP, WORD_BYTES, ceil_div
-from coral.codegen.network.graph import Stage
+from coral.codegen.network.graph import L2Normalise, Stage
 
 MAX_BLOCK = 16
 """Outputs of a depthwise block: 4 channels each, 64 columns."""
 BLOB_ROWS = 1300
 """Wide rows that a depthwise layer's weights may take (330 KB)."""
+
+CHUNK_ROWS = 512
+CHUNK_WORDS = (4096, 1024)
+"""Wide rows, and channel words of SOFTMAX and L2 normalisation, that positions taken at a time may have."""
 
 
 def step_cost(columns: int) -> float:
@@ -43,3 +47,10 @@ def depthwise_rows(channels: int, block: tuple[int, int], stage: Stage, header: 
     groups, rows = ceil_div(channels, WORD_BYTES), header + depthwise_steps(block, stage)
     columns = relay_columns(WORD_BYTES * block[0] * block[1])
     return ceil_div(groups * rows * columns, GROUP) if columns else groups * rows
+
+
+def chunk_shape(stage: Stage, rows: int, columns: int, words: int) -> tuple[int, int]:
+    """(columns, rows) of positions that a normalising stage takes at a time, of so many with ``words`` words each."""
+    most = min(CHUNK_ROWS // ceil_div(words, GROUP // WORD_BYTES), CHUNK_WORDS[isinstance(stage, L2Normalise)] // words)
+    wide = min(columns, max(most, 1))
+    return wide, min(rows, max(most // wide, 1))

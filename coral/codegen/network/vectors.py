@@ -18,7 +18,7 @@ from coral.codegen.machine import (
     round_up,
 )
 from coral.codegen.network.emit import output_stage
-from coral.codegen.network.graph import Conv
+from coral.codegen.network.graph import Conv, Stage
 from coral.codegen.network.plan import Plan, gathered, gathered_bytes, gathered_tiles
 from coral.codegen.network.products import Level, merge
 from coral.codegen.network.scratch import FIXED_ROW
@@ -26,7 +26,7 @@ from coral.codegen.network.wide import Wide
 from coral.isa import TileCounter, Wait, Walk
 
 
-def gather(b: Builder, plan: Plan, stage: Conv) -> None:
+def gather(b: Builder, plan: Plan, stage: Stage) -> None:
     """All tiles' own parts of a tensor to every tile, one behind the other."""
     (name,) = stage.inputs
     senders, size = gathered_tiles(plan, name), gathered_bytes(plan, name)

@@ -10,13 +10,15 @@ import numpy as np
 
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import ALL_TILES, GROUP, ROW_BYTES, TILES, WIDE_ROWS, WORD_BYTES, ceil_div, round_up
-from coral.codegen.network.graph import Add, AveragePool, Conv, Multiply, Requantise
+from coral.codegen.network.graph import Add, AveragePool, Conv, L2Normalise, Multiply, Requantise, Softmax
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import Level, Product, product_of
-from coral.codegen.network.scratch import FIXED_ROW, factor_rows, gather_rows, pool_rows
+from coral.codegen.network.scratch import FIXED_ROW, factor_rows, gather_rows, normal_rows, pool_rows
 
 LEAST_FILL, ROOM_STEP = 16, 64
 """Steps between two visits of the partial sums, if room can be had; rows by which a FIFO grows to get it."""
+DIFFERENCE = Add((), "", (0.0, 0.0), (1, -1))
+"""Weights of a difference."""
 PIECE_ROWS = 300
 """Weights of a layer longer than this are cut into pieces on several tiles."""
 FIFO_ROWS, SPARE_ROWS = 256, 64
@@ -101,7 +103,7 @@ class Wide:
         self.pieces = self._place(places)
         self.used = max(piece.row + piece.rows for piece, _ in self.parts) if self.parts else 0
         self.fifos = {name: self._fifo(name, p, top) for name, p in self.products.items() if name not in plan.spread}
-        scratch = max([0, *gather_rows(plan), *pool_rows(plan), *factor_rows(plan)])
+        scratch = max([0, *gather_rows(plan), *pool_rows(plan), *factor_rows(plan), *normal_rows(plan)])
         self.floor = min([FIXED_ROW - scratch, *(f.sums_row for f in self.fifos.values())])
         if self.floor < self.used:
             raise ShapeError(
@@ -124,6 +126,13 @@ class Wide:
                 self._constant(selection_rows())
             elif isinstance(stage, Requantise | AveragePool):
                 self._constant(identity_rows())
+            elif isinstance(stage, Softmax | L2Normalise):
+                c = self.plan.tensors[stage.output].c
+                columns = [WORD_BYTES] * (c >= WORD_BYTES) + [c % WORD_BYTES] * (c % WORD_BYTES > 0) + [2] * (c % 2)
+                for n in columns:
+                    self._constant(identity_rows(n))
+                if isinstance(stage, Softmax):
+                    self._constant(add_rows(DIFFERENCE))
 
     def _constant(self, rows: np.ndarray) -> int:
         key = rows.tobytes()
@@ -210,10 +219,10 @@ class Wide:
         )
 
 
-def identity_rows() -> np.ndarray:
-    """One row: column c passes on byte c of a word. uint8 [1, 256]."""
+def identity_rows(columns: int = WORD_BYTES) -> np.ndarray:
+    """One row: column c passes on byte c of a word, those from ``columns`` on nothing. uint8 [1, 256]."""
     row = np.zeros((1, ROW_BYTES), np.uint8)
-    row[0, [5 * c for c in range(WORD_BYTES)]] = 1
+    row[0, [5 * c for c in range(columns)]] = 1
     return row
 
 

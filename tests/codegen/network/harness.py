@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from codegen.network.reference import run_network
+from coral import numerics
 from coral.chip import Chip, ChipState
 from coral.codegen import network as nw
 from coral.package.program import Base, DmaHint, Program
@@ -165,6 +166,18 @@ class Maker:
     def reshape(self, y: int, x: int, c: int) -> str:
         name = self.tensor(y, x, c, self.tensors[self.last].zero_point)
         self.stages.append(nw.Reshape((self.last,), name, (0.0, 0.0)))
+        self.last = name
+        return name
+
+    def normalise(self, cls, scale: float = 0.06) -> str:
+        """SOFTMAX or L2 normalisation of the last tensor, with this scale."""
+        t = self.tensors[self.last] = replace(self.tensors[self.last], scale=scale)
+        soft = cls is nw.Softmax
+        zero = int(self.rng.choice([0, 0, 3])) if soft else 128
+        name = self.tensor(t.y, t.x, t.c, zero)
+        y = self.tensors[name] = replace(self.tensors[name], scale=1 / 256 if soft else 1 / 128)
+        mults = numerics.softmax_multipliers(scale, 1.0, y.scale) if soft else numerics.l2_multipliers(scale, y.scale)
+        self.stages.append(cls((t.name,), name, numerics.clamps(y.scale, zero), mults))
         self.last = name
         return name
 

@@ -30,6 +30,12 @@ def _stage(net: nw.Network, stage: nw.Stage, xs: list[np.ndarray]) -> np.ndarray
     if isinstance(stage, nw.Slice):
         (top, left), (sy, sx) = stage.first, stage.step
         return xs[0][top::sy, left::sx, stage.begin :][: y.y, : y.x, : y.c]
+    if isinstance(stage, nw.Softmax):
+        t = net.tensors[stage.inputs[0]]
+        return numerics.softmax_on_tiles(xs[0], t.scale, 1.0, y.scale, y.zero_point)
+    if isinstance(stage, nw.L2Normalise):
+        t = net.tensors[stage.inputs[0]]
+        return numerics.l2_normalise(xs[0], t.scale, zero, y.scale, y.zero_point)
     if isinstance(stage, nw.Reshape):
         return xs[0].reshape(y.y, y.x, y.c)
     if isinstance(stage, nw.Pad):
