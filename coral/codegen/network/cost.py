@@ -14,6 +14,7 @@ from coral.codegen.network.graph import (
     L2Normalise,
     MaxPool,
     Network,
+    Resize,
     Slice,
     Softmax,
     Stage,
@@ -53,7 +54,7 @@ def stage_cycles(plan: Plan, stage: Stage) -> float:
     elif isinstance(stage, Softmax | L2Normalise):
         cycles = 8 * positions * words * step_cost(WORD_BYTES) + 4 * STAGE_CYCLES
     else:
-        cycles = positions * words * taps * step_cost(WORD_BYTES) * (4 if isinstance(stage, Add) else 1)
+        cycles = positions * words * taps * step_cost(WORD_BYTES) * (4 if isinstance(stage, Add | Resize) else 1)
     return STAGE_CYCLES + cycles
 
 

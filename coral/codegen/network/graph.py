@@ -194,6 +194,13 @@ class Requantise(Stage):
 
 
 @dataclass(frozen=True)
+class Resize(Stage):
+    """Twice as many rows and columns: on half pixel centres with edges repeated, or every position four times."""
+
+    nearest: bool = False
+
+
+@dataclass(frozen=True)
 class Softmax(Stage):
     """Over the channels of every position; ``mults`` from ``numerics.softmax_multipliers``."""
 
@@ -293,7 +300,7 @@ class Network:
             return
         if isinstance(stage, Requantise) and stage.at.kernel != (1, 1):
             raise ShapeError(f"{where}: a window of {stage.at.kernel}, a single position is taken")
-        free = isinstance(stage, TransposeConv | Requantise | Interleave | Pad | Reshape)
+        free = isinstance(stage, TransposeConv | Requantise | Interleave | Pad | Reshape | Resize)
         for out, size, k, s, pad in zip(
             (y.y, y.x), (x.y, x.x), stage.window.extent, stage.window.stride, stage.window.pad, strict=True
         ):
@@ -323,6 +330,9 @@ class Network:
             sizes = zip((x.y, x.x), stage.before, (y.y, y.x), strict=True)
             if (x.c, x.zero_point) != (y.c, y.zero_point) or any(b < 0 or n < old + b for old, b, n in sizes):
                 raise ShapeError(f"{where}: {x} with {stage.before} positions in front is not {y}")
+        elif isinstance(stage, Resize):
+            if (2 * x.y, 2 * x.x, x.c, x.zero_point) != (y.y, y.x, y.c, y.zero_point):
+                raise ShapeError(f"{where}: {y} is not twice {x}")
         elif isinstance(stage, Reshape):
             if (x.size, x.zero_point) != (y.size, y.zero_point):
                 raise ShapeError(f"{where}: {x.size} elements of {x} do not become {y}")

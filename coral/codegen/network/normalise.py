@@ -74,7 +74,7 @@ def chunks(plan: Plan, stage: Softmax | L2Normalise) -> Iterator[Chunk]:
                 across, down = min(wide, columns.extent - left), min(high, rows.extent - top)
                 offsets = [s.image * image + s.row * top + s.position * left for s in (a, o)]
                 nests = [[(s.position, across), (s.row, down)] for s in (a, o)]
-                yield Chunk((offsets[0], offsets[1]), *nests, across * down, words, copy, first)
+                yield Chunk((offsets[0], offsets[1]), nests[0], nests[1], across * down, words, copy, first)
 
 
 def normalise(b: Builder, plan: Plan, wide: Wide, stage: Softmax | L2Normalise) -> None:

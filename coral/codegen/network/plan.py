@@ -22,6 +22,7 @@ from coral.codegen.network.graph import (
     MaxPool,
     Multiply,
     Network,
+    Resize,
     Slice,
     Softmax,
     Stage,
@@ -30,7 +31,7 @@ from coral.codegen.network.graph import (
 from coral.codegen.network.lower import lowered
 from coral.codegen.network.rewrite import with_copies, with_dense_layers, with_padded_inputs
 from coral.codegen.network.steps import BLOB_ROWS, MAX_BLOCK, chunk_shape, depthwise_rows, depthwise_steps, step_cost
-from coral.codegen.network.tiling import Grid, Halo, Reach, Split
+from coral.codegen.network.tiling import Doubling, Grid, Halo, Reach, Split, before_doubled
 
 NARROW_BYTES = 192 * 1024
 MAX_PACK = 8
@@ -402,6 +403,9 @@ class Plan:
     def window_address(self, name: str, stage: Stage, part: tuple[int, int]) -> int:
         """Where the first window of a block's outputs begins in an input."""
         (rows, columns), w = self.splits[stage.output], stage.window
+        if isinstance(stage, Resize):
+            first = (before_doubled(split.start(p)) for split, p in zip((rows, columns), part, strict=True))
+            return self.at(name, part, *first)
         y = rows.start(part[0]) * w.stride[0] - w.pad[0]
         x = columns.start(part[1]) * w.stride[1] - w.pad[1]
         return self.at(name, part, y, x) - (self.margin_bytes(stage) if self.is_packed(stage) else 0)
@@ -414,6 +418,8 @@ class Plan:
     def reach(self, stage: Stage, axis: int) -> Reach:
         """The windows of a stage along an axis."""
         w = stage.window
+        if isinstance(stage, Resize):
+            return Doubling(1, 1, 0, self.splits[stage.output][axis])
         return Reach(w.extent[axis], w.stride[axis], w.pad[axis], self.splits[stage.output][axis])
 
     def needs_exchange(self, stage: Stage, name: str) -> bool:

@@ -29,6 +29,7 @@ from coral.codegen.network.graph import (
     Multiply,
     Network,
     Requantise,
+    Resize,
     Slice,
     Softmax,
     Stage,
@@ -36,6 +37,7 @@ from coral.codegen.network.graph import (
 from coral.codegen.network.lower import lowered
 from coral.codegen.network.normalise import normalise
 from coral.codegen.network.plan import Plan, collects
+from coral.codegen.network.resize import resize
 from coral.codegen.network.rewrite import weight_rows, with_cut_layers
 from coral.codegen.network.tiling import Grid
 from coral.codegen.network.wide import PIECE_ROWS, Wide
@@ -204,12 +206,8 @@ class NetworkProgram:
             return
         new = {plan.roots[name][0] for name in stage.inputs if plan.needs_exchange(stage, name)} - exchanged
         exchanged |= new
-        if (
-            isinstance(stage, Conv)
-            or collects(plan, stage)
-            or new
-            or {plan.roots[name][0] for name in stage.inputs} & {*plan.network.inputs}
-        ):
+        read = {plan.roots[name][0] for name in stage.inputs}
+        if isinstance(stage, Conv) or new or collects(plan, stage) or read & {*plan.network.inputs}:
             b.barrier()
 
         def exchange() -> None:
@@ -234,6 +232,8 @@ class NetworkProgram:
                 words.requantise(b, plan, wide, stage)
             case Multiply():
                 words.multiply(b, plan, wide, stage)
+            case Resize():
+                resize(b, plan, wide, stage)
             case Softmax() | L2Normalise():
                 normalise(b, plan, wide, stage)
             case _:

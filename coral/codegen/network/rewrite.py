@@ -21,6 +21,7 @@ from coral.codegen.network.graph import (
     Multiply,
     Network,
     Requantise,
+    Resize,
     Slice,
     Softmax,
     Stage,
@@ -78,10 +79,11 @@ def with_dense_layers(network: Network, *, shared: bool) -> Network:
 
 def with_copies(network: Network) -> Network:
     """Exact copies where a tensor cannot lie in two places at once: inputs as operands or parts, parts of several
-    concatenations, what padded maximum pools and other padded windows read.
+    concatenations, what padded maximum pools, resizes and other padded windows read.
     """
     tensors, stages, parts = dict(network.tensors), [], set()
     slices = {s.output for s in network.stages if isinstance(s, Slice)}
+    placed = {n for s in network.stages if isinstance(s, Concatenate | Slice) for n in (*s.inputs, s.output)}
 
     def leaves(s: Stage, name: str) -> bool:
         x, y = network.tensors[name], network.tensors[s.output]
@@ -91,6 +93,10 @@ def with_copies(network: Network) -> Network:
     def must_copy(s: Stage, name: str) -> bool:
         if isinstance(s, Add | Multiply):
             return name in network.inputs
+        if isinstance(s, Resize):
+            others = [r for r in network.readers(name) if isinstance(r, Conv | Requantise | MaxPool)]
+            beside = any(leaves(r, name) for r in others if not isinstance(r, Dense))
+            return name in network.inputs or (not s.nearest and (beside or name in placed))
         if isinstance(s, Concatenate | Interleave):
             return name in network.inputs or name in parts or name in slices
         others = [r for r in network.readers(name) if isinstance(r, Conv | Requantise) and not isinstance(r, Dense)]

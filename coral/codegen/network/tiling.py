@@ -89,6 +89,26 @@ class Reach:
 
 
 @dataclass(frozen=True)
+class Doubling(Reach):
+    """What outputs of a twofold resize read: result o lies at (2 o - 1) / 4, between two positions."""
+
+    def leaves(self, size: int) -> bool:
+        """Always: the first result lies before the first position."""
+        return size > 0
+
+    def ranges(self) -> dict[int, tuple[int, int]]:
+        """As ``Reach.ranges``."""
+        parts = [p for p in range(self.outputs.parts) if self.outputs.real(p)]
+        ends = {p: self.outputs.range(p) for p in parts}
+        return {p: (before_doubled(a), before_doubled(b - 1) + 2) for p, (a, b) in ends.items()}
+
+
+def before_doubled(output: int) -> int:
+    """The position at or before the place of a result of a twofold resize."""
+    return (2 * output - 1) // 4
+
+
+@dataclass(frozen=True)
 class Halo:
     """What every part holds of one axis of a tensor: own positions, and around them what windows need.
 

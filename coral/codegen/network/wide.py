@@ -10,7 +10,7 @@ import numpy as np
 
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import ALL_TILES, GROUP, ROW_BYTES, TILES, WIDE_ROWS, WORD_BYTES, ceil_div, round_up
-from coral.codegen.network.graph import Add, AveragePool, Conv, L2Normalise, Multiply, Requantise, Softmax
+from coral.codegen.network.graph import Add, AveragePool, Conv, L2Normalise, Multiply, Requantise, Resize, Softmax
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import Level, Product, product_of
 from coral.codegen.network.scratch import FIXED_ROW, factor_rows, gather_rows, normal_rows, pool_rows
@@ -124,7 +124,7 @@ class Wide:
                 self._constant(add_rows(stage))
             elif isinstance(stage, Multiply):
                 self._constant(selection_rows())
-            elif isinstance(stage, Requantise | AveragePool):
+            elif isinstance(stage, Requantise | AveragePool | Resize):
                 self._constant(identity_rows())
             elif isinstance(stage, Softmax | L2Normalise):
                 c = self.plan.tensors[stage.output].c

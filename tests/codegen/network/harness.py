@@ -169,6 +169,13 @@ class Maker:
         self.last = name
         return name
 
+    def resize(self, nearest: bool) -> str:
+        t = self.tensors[self.last]
+        name = self.tensor(2 * t.y, 2 * t.x, t.c, t.zero_point)
+        self.stages.append(nw.Resize((t.name,), name, (0.0, 0.0), nearest))
+        self.last = name
+        return name
+
     def normalise(self, cls, scale: float = 0.06) -> str:
         """SOFTMAX or L2 normalisation of the last tensor, with this scale."""
         t = self.tensors[self.last] = replace(self.tensors[self.last], scale=scale)

@@ -161,7 +161,7 @@ def frame(maker: Maker, rng: np.random.Generator) -> None:
         first = int(rng.integers(t.y)), int(rng.integers(t.x))
         step = int(rng.choice([1, 1, 2])), int(rng.choice([1, 1, 3]))
         size = [int(rng.integers(1, (n - f - 1) // s + 2)) for n, f, s in zip((t.y, t.x), first, step, strict=True)]
-        name = maker.tensor(*size, t.c, t.zero_point)
+        name = maker.tensor(size[0], size[1], t.c, t.zero_point)
         maker.stages.append(nw.Slice((maker.last,), name, (0.0, 0.0), 0, first, step))
     maker.last = name
     if rng.integers(2):
@@ -178,6 +178,23 @@ def multiplied(maker: Maker, rng: np.random.Generator) -> None:
     maker.layer(nw.Depthwise, min(n, 512), _kernel(rng, maker, 3)) if n <= 512 else pointwise(maker, rng)
 
 
+def resized(maker: Maker, rng: np.random.Generator) -> None:
+    """Twice the size, beside other readers or in a concatenation."""
+    if rng.integers(2):
+        maker.layer(nw.Conv, extent(rng, 40), _kernel(rng, maker, 3), _stride(rng))
+    source = maker.last
+    big = maker.resize(bool(rng.integers(2)))
+    if rng.integers(2):
+        other = maker.transpose_conv(extent(rng, 12), (2, 2), (2, 2), source=source, spare=0)
+        maker.concatenate([other, maker.layer(nw.Conv, extent(rng, 12), source=big)])
+    if rng.integers(2):
+        maker.layer(nw.Conv, extent(rng, 20), _kernel(rng, maker, 3))
+
+
+def normalised(maker: Maker, rng: np.random.Generator) -> None:
+    maker.normalise(nw.Softmax if rng.integers(2) else nw.L2Normalise)
+
+
 BODY = [
     conv,
     pointwise,
@@ -191,5 +208,7 @@ BODY = [
     frame,
     transposed,
     multiplied,
+    resized,
+    normalised,
 ]
 KINDS = [*BODY, conv, tail, chain, chain, chain]

@@ -30,6 +30,10 @@ def _stage(net: nw.Network, stage: nw.Stage, xs: list[np.ndarray]) -> np.ndarray
     if isinstance(stage, nw.Slice):
         (top, left), (sy, sx) = stage.first, stage.step
         return xs[0][top::sy, left::sx, stage.begin :][: y.y, : y.x, : y.c]
+    if isinstance(stage, nw.Resize):
+        if stage.nearest:
+            return xs[0].repeat(2, axis=0).repeat(2, axis=1)
+        return np.rint(_doubled(_doubled(xs[0].astype(np.float64)).swapaxes(0, 1)).swapaxes(0, 1)).astype(np.uint8)
     if isinstance(stage, nw.Softmax):
         t = net.tensors[stage.inputs[0]]
         return numerics.softmax_on_tiles(xs[0], t.scale, 1.0, y.scale, y.zero_point)
@@ -84,6 +88,15 @@ def _transposed(stage: nw.TransposeConv, x: np.ndarray, y: nw.Tensor) -> np.ndar
             acc[i * sy : i * sy + kh, j * sx : j * sx + kw] += np.tensordot(x[i, j], weights, (0, 3)).transpose(1, 2, 0)
     acc = acc[top : top + y.y, left : left + y.x] + (0 if stage.bias is None else stage.bias)
     return numerics.requantise(acc.astype(np.int32), stage.mult, *stage.clamps, y.zero_point)
+
+
+def _doubled(x: np.ndarray) -> np.ndarray:
+    """Twice as many rows: result o at (o + 0.5) / 2 - 0.5, exact in float64, edges repeated."""
+    at = (np.arange(2 * len(x)) + 0.5) / 2 - 0.5
+    low = np.floor(at).astype(int)
+    part = (at - low).reshape(-1, *[1] * (x.ndim - 1))
+    first, second = (x[np.clip(low + d, 0, len(x) - 1)] for d in (0, 1))
+    return first * (1 - part) + second * part
 
 
 def _windows(x: np.ndarray, w: nw.Window, size: tuple[int, int], pad: int) -> np.ndarray:

@@ -49,7 +49,7 @@ def test_slices(begin, first, step):
     m.layer(nw.Conv, 13, (3, 3))
     t = m.tensors[m.last]
     size = [(n - f - 1) // s + 1 for n, f, s in zip((t.y, t.x), first, step, strict=True)]
-    name = m.tensor(*size, 5, t.zero_point)
+    name = m.tensor(size[0], size[1], 5, t.zero_point)
     m.stages.append(nw.Slice((m.last,), name, (0.0, 0.0), begin, first, step))
     m.last = name
     runs(m, m.layer(nw.Conv, 6, (3, 3)))
@@ -123,3 +123,39 @@ def test_a_reshape_in_the_middle_is_named():
     m.layer(nw.Conv, 12, (3, 3))
     with pytest.raises(ShapeError, match=rf"{name!r} is a reshape between stages on the chip, from 4 x 6 x 12"):
         nw.NetworkProgram(m.network())
+
+
+@pytest.mark.parametrize("nearest", [False, True])
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_resizing(nearest, grid):
+    """Odd sizes: tiles begin with results of even and of odd numbers."""
+    m = Maker(3, 5, 7, 6)
+    a = m.resize(nearest)
+    m.layer(nw.Conv, 9, (3, 3))
+    b = m.resize(nearest)
+    runs(m, a, b, batch=2, grids=[grid])
+
+
+def test_a_resized_tensor_has_other_readers():
+    """Windows that reach beyond the map see zero points, resizing sees repeated edges."""
+    m = Maker(4, 6, 6, 4)
+    source = m.layer(nw.Conv, 8)
+    outputs = [m.resize(False), m.layer(nw.Conv, 5, (3, 3), source=source)]
+    m.last = source
+    outputs += [m.pool(nw.MaxPool, (3, 3), (2, 2), "same")]
+    b = m.layer(nw.Conv, 12, source=source)
+    m.last = source
+    m.resize(True)
+    c = m.layer(nw.Conv, 4, (3, 3))
+    m.last = b
+    outputs += [m.resize(False), c]
+    m.slice(4, 8, b)
+    outputs += [m.resize(False)]
+    runs(m, *outputs)
+
+
+@pytest.mark.parametrize("size", [(1, 1, 3), (1, 9, 5), (12, 1, 64)])
+def test_resizing_small_maps(size):
+    m = Maker(1, *size)
+    m.layer(nw.Conv, size[2])
+    runs(m, m.resize(False))
