@@ -172,6 +172,22 @@ def test_forms_notice_another_rounding(name: str, on_bus: OnBus, monkeypatch: py
     assert found.details
 
 
+@pytest.mark.parametrize("name", ["decoder-looped", "decoder-kept"])
+def test_forms_that_take_more_for_granted_are_right_where_it_is_so(name: str, on_bus: OnBus) -> None:
+    assert run_alone(name, on_bus, chip=Chip(bold=True)).status == "ok"
+
+
+def test_codes_that_are_one_too_low_are_found_at_their_stage(on_bus: OnBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    def requantise(*arguments: Any, **options: Any) -> Any:
+        codes = numerics.requantise(*arguments, **options)
+        return codes - (codes > 0)
+
+    _other_output_stage(requantise, monkeypatch)
+    found = run_alone("decoder-stages", on_bus)
+    assert found.status == "differs"
+    assert found.answer.startswith("normal at 4: ")
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_mixed_networks_results_are_no_constants(seed: int) -> None:
     graph = convolutions.mixed_graph(seed)

@@ -12,7 +12,18 @@ from typing import Any
 
 from coral.apps.probes.bench import Bench
 
-MODULES = ("layers", "wire", "convolutions", "arithmetic", "unseen", "scalar_core", "memories", "fields", "wedges")
+MODULES = (
+    "layers",
+    "wire",
+    "convolutions",
+    "arithmetic",
+    "unseen",
+    "scalar_core",
+    "memories",
+    "decoder",
+    "fields",
+    "wedges",
+)
 
 
 @dataclass(frozen=True)
