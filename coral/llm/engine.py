@@ -41,6 +41,10 @@ class Usage:
         """The difference."""
         return Usage(*(now - then for now, then in zip(vars(self).values(), vars(before).values(), strict=True)))
 
+    def plus(self, other: Usage) -> Usage:
+        """The sum."""
+        return Usage(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
 
 @dataclass(frozen=True)
 class Weights:

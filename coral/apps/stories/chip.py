@@ -51,6 +51,7 @@ class ChipEngine:
     ) -> None:
         self.name, self.config, self.checkpoint, self.model = name, checkpoint.config, checkpoint, model
         self.device, self.check = device, check
+        self.form = form
         self.program = TransformerProgram(model, Form(**{**vars(form), "report": True}))
         self.caching = self.program.caching()
         self.held: tuple[ChipSession, int] | None = None
@@ -173,7 +174,7 @@ class ChipSession:
         e = self.engine
         check_step(e.config, self.position, ids, 1)
         result = e.compute(self, embed(e.model, e.checkpoint, int(ids[0])), self.position)
-        if e.program.form.logits:
+        if e.form.logits:
             values = numerics.dequantise(result, e.model.logit_scale, ZERO)[: e.config.vocabulary]
         else:
             values = host_logits(e.model, e.checkpoint, result)

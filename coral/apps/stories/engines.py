@@ -11,17 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tinygrad.device import Device
 
 from coral import CoralError
+from coral.apps.stories.chip import ChipEngine, ChipSession
+from coral.codegen.transformer import Form, Transformer, step
+from coral.codegen.transformer.model import logits
+from coral.devices import shared_stick
 from coral.llm import checkpoint, tokenizer
+from coral.llm.calibrate import observe, quantise
 from coral.llm.checkpoint import Checkpoint
-from coral.llm.engine import Engine, TinygradEngine, Usage, Weights, calibration_stories, quantised
+from coral.llm.engine import Engine, Session, TinygradEngine, Usage, Weights, calibration_stories, quantised
 from coral.llm.model import Llama
 from coral.llm.tokenizer import Tokenizer
 
-ENGINES = ("float", "matmul")
-"""float: all on the host; matmul: every matrix product a uint8 layer, on the chip where the device has one."""
+ENGINES = ("float", "matmul", "chip", "bits")
+"""float: all on the host. matmul: every matrix product a uint8 layer, on the chip where the device has one. chip: a
+token is one program of the chip. bits: the chip's arithmetic of that program, in NumPy on the host."""
+CHIP_VOCABULARY = 1024
+"""Up to so many words the classifier is part of the token's program; above, it is float on the host."""
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -65,10 +74,73 @@ def open_engine(name: str, model: Model, device: str | None = None) -> Engine:
     place = device or Device.DEFAULT
     if name not in ENGINES:
         raise StoriesError(f"there is no engine {name!r}, only {', '.join(ENGINES)}")
+    if name in ("chip", "bits"):
+        return _whole(name, model, place)
     decoder = Llama(model.checkpoint, place)
     if name == "float":
         return TinygradEngine(name, decoder)
     return MatmulEngine(name, quantised(decoder, calibration_stories(model.checkpoint)))
+
+
+def _whole(name: str, model: Model, place: str) -> Engine:
+    ck = model.checkpoint
+    classifier = ck.config.vocabulary <= CHIP_VOCABULARY
+    ranges = observe(ck, calibration_stories(ck))
+    decoder, form = quantise(ck, ranges, model.name, classifier=classifier), Form(logits=classifier)
+    if name == "bits":
+        return BitEngine(name, ck, decoder, None, form)
+    if not place.startswith("CORAL"):
+        raise StoriesError(f"engine 'chip' needs a stick or the simulated one, not {place}; 'bits' computes the same")
+    kind = "sim" if _simulated(place) else "usb"
+    return ChipEngine(name, ck, decoder, shared_stick(kind, int(place.partition(":")[2] or 0)), form)
+
+
+class BitEngine(ChipEngine):
+    """The results of :class:`~coral.apps.stories.chip.ChipEngine`, by its bit model."""
+
+    def __init__(self, name: str, ck: Checkpoint, model: Transformer, device: None, form: Form) -> None:
+        self.name, self.config, self.checkpoint, self.model, self.form = name, ck.config, ck, model, form
+
+    def compute(self, session: ChipSession, x: np.ndarray, position: int) -> np.ndarray:
+        """See there."""
+        y = step(self.model, x, session.cache, position)
+        return logits(self.model, y) if self.form.logits else y
+
+    def usage(self) -> Usage:
+        """No chip takes part."""
+        return Usage()
+
+    def weights(self) -> list[Weights]:
+        """No chip takes part."""
+        return []
+
+
+class Both:
+    """One engine for single stories, another for several at once, on the same device."""
+
+    def __init__(self, single: Engine, several: Engine) -> None:
+        self.single, self.several, self.name, self.config = single, several, single.name, single.config
+        self._last = single
+
+    def _for(self, rows: int) -> Engine:
+        return self.single if rows == 1 else self.several
+
+    def session(self, rows: int) -> Session:
+        """See :class:`~coral.llm.engine.Engine`."""
+        self._last = self._for(rows)
+        return self._last.session(rows)
+
+    def session_bytes(self, rows: int) -> int:
+        """See :class:`~coral.llm.engine.Engine`."""
+        return self._for(rows).session_bytes(rows)
+
+    def usage(self) -> Usage:
+        """Of both."""
+        return self.single.usage().plus(self.several.usage())
+
+    def weights(self) -> list[Weights]:
+        """Of the one that began a story last."""
+        return self._last.weights()
 
 
 class MatmulEngine(TinygradEngine):
@@ -126,7 +198,10 @@ def where(device: str | None = None) -> str:
     place = device or Device.DEFAULT
     if not place.startswith("CORAL"):
         return f"this computer's processor ({place}); no Edge TPU"
+    return "simulated stick (software, no hardware)" if _simulated(place) else "Coral USB Accelerator"
+
+
+def _simulated(place: str) -> bool:
     from coral.backend.device import SIMIface
 
-    simulated = isinstance(getattr(Device[place], "iface", None), SIMIface)
-    return "simulated stick (software, no hardware)" if simulated else "Coral USB Accelerator"
+    return isinstance(getattr(Device[place], "iface", None), SIMIface)

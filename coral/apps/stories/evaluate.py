@@ -104,7 +104,7 @@ def evaluate(
     for name in ["float", *(name for name in names if name != "float")]:
         with console.status(f"engine {name}"):
             engine = open_engine(name, model)
-            together = 1 if name == "chip" else min(len(texts), 16)
+            together = 1 if name in ("chip", "bits") else min(len(texts), 16)
             logits = predictions(engine, texts, together)
             reference = reference or logits
             found.append(quality(name, logits, reference, texts))

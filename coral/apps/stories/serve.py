@@ -51,12 +51,14 @@ def serve(
     import uvicorn
     from rich.console import Console
 
-    from coral.apps.stories.engines import load_model, open_engine, where
+    from coral.apps.stories.engines import Both, load_model, open_engine, where
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     model = load_model(checkpoint, tokenizer)
     with console.status("opening the device, quantising, compiling"):
         opened = open_engine(engine, model)
+        if engine in ("chip", "bits"):
+            opened = Both(opened, open_engine("matmul", model))
         for rows in warm:
             opened.session(rows).step(_first_words(rows))
     place = where()

@@ -12,7 +12,7 @@ import pytest
 from story_models import CountingEngine, random_checkpoint
 
 from apps.stories.conftest import TOKENIZER
-from coral.apps.stories.engines import Model, StoriesError, load_model, open_engine, where
+from coral.apps.stories.engines import Both, Model, StoriesError, load_model, open_engine, where
 from coral.apps.stories.evaluate import evaluate, predictions, quality, written
 from coral.llm.checkpoint import CheckpointError, Config
 from coral.llm.engine import Engine, EngineError
@@ -158,3 +158,19 @@ def test_written_stories_are_the_longest(stories260k: Model) -> None:
     assert len(found) == 1
     assert found[0][0] == 1
     assert len(found[0]) == 24
+
+
+def test_a_whole_token_on_the_chip_and_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOCKCORAL", "1")
+    model = Model("tiny", random_checkpoint(TINY), TOKENIZER)
+    stick, bits = (open_engine(name, model, "CORAL") for name in ("chip", "bits"))
+    both = Both(stick, CountingEngine())
+    assert ids_of(both, [[261, 262]], 3) == ids_of(bits, [[261, 262]], 3)
+    assert both.usage().calls == stick.usage().calls >= 4
+    assert {weights.name for weights in both.weights()} >= {"0 qkv", "classifier"}
+    assert both.session(3).rows == 3
+    assert both.weights()[0].name == "layer 0 wo"
+    assert both.session_bytes(3) == 3000
+    assert bits.weights() == []
+    with pytest.raises(StoriesError, match="'bits' computes the same"):
+        open_engine("chip", model, "CPU")
