@@ -5,6 +5,7 @@ Source: docs/package.md.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 
@@ -224,8 +225,9 @@ def _check_layout(layer: Layer, layout: Layout) -> None:
         raise PackageError(f"{place}: two positions share elements")
 
 
+@functools.lru_cache(maxsize=64)
 def element_index(layout: Layout) -> np.ndarray:
-    """int64 [y, x]: index of element (y, x, 0) in the raw output."""
+    """int64 [y, x]: index of element (y, x, 0) in the raw output; shared, not to be written to."""
     y_tile, y_local = (np.asarray(v, np.int64)[:, None] for v in (layout.y_to_tile, layout.y_local_y))
     x_tile, x_local, x_row = (
         np.asarray(v, np.int64)[None, :] for v in (layout.x_to_tile, layout.x_local_byte_offset, layout.x_row_size)

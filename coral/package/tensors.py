@@ -53,6 +53,11 @@ def unpack_output(layer: Layer, raw: bytes | bytearray | memoryview) -> np.ndarr
     dtype = numpy_dtype(layer)
     if len(raw) != layer.size_bytes * layer.executions:
         raise PackageError(f"output {layer.name!r} has {layer.executions} x {layer.size_bytes} bytes, got {len(raw)}")
+    if layer.layout:
+        elements = np.frombuffer(raw, dtype).reshape(layer.executions, -1)
+        windows = np.lib.stride_tricks.sliding_window_view(elements, layer.z, axis=1)
+        found = windows[:, element_index(layer.layout)]
+        return _flip(layer, found if layer.executions > 1 else found[0])
     tensors = [
         _unpack_one(layer, np.frombuffer(raw, dtype, layer.size_bytes // dtype.itemsize, index * layer.size_bytes))
         for index in range(layer.executions)
@@ -61,8 +66,6 @@ def unpack_output(layer: Layer, raw: bytes | bytearray | memoryview) -> np.ndarr
 
 
 def _unpack_one(layer: Layer, elements: np.ndarray) -> np.ndarray:
-    if layer.layout:
-        return np.lib.stride_tricks.sliding_window_view(elements, layer.z)[element_index(layer.layout)]
     shape = (layer.y, layer.x, layer.z)
     if not layer.slices:
         return elements[: layer.y * layer.x * layer.z].reshape(shape)
