@@ -46,9 +46,7 @@ StoryDevice = Annotated[
 ]
 Checkpoint = Annotated[Path | None, typer.Option(dir_okay=False, help="A llama2.c model, for example stories15M.bin.")]
 TokenizerFile = Annotated[Path | None, typer.Option(dir_okay=False, help="Its tokenizer.bin.")]
-ENGINE = "float: on the host. matmul: matrix products on the chip. chip: a token is one program. bits: the same in NumPy."
-    "float: all on the host. matmul: matrix products on the chip. chip: a token is one program. bits: that in NumPy."
-)
+ENGINE = "float: on the host. matmul: matrix products on the chip. chip: a token is one program. bits: that in NumPy."
 INPUTS = "One .npy, .npz or image per input, in order; or one .npz."
 BREAK = "Stop where the instruction of this sequence number begins, and show counters and units."
 
