@@ -76,7 +76,7 @@ def _tokens(bench: Bench, form: tf.Form, pause_s: float = 0.0) -> Finding:
     return all_right(wrong)
 
 
-@step(36, 37, 38, 39, 40, 41)
+@step(36, 37, 38, 39, 40, 41, 46)
 def decoder_stages(bench: Bench) -> Finding:
     """Buffers of a decoder's layer after single stages: norm, scores, weights, attention, SiLU."""
     program, wrong = tf.TransformerProgram(random_decoder(0), tf.Form(spread=False)), {}

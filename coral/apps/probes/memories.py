@@ -62,7 +62,7 @@ def wide_memory_after_close(bench: Bench) -> Finding:
     return Finding("kept" if kept else "lost", "lost")
 
 
-@step(10)
+@step(10, 46)
 def slots(bench: Bench) -> Finding:
     """Two ring packets, each received by an instruction of its own into the same two-slot buffer."""
     meaning = {f"{[OLD, OLD, NEW]}": "go on", f"{[OLD, NEW, OTHER]}": "start anew"}
