@@ -171,6 +171,36 @@ def bench_call(
     call(calls, as_json, profile, over_libusb)
 
 
+@bench_app.command("fc")
+def bench_fc(as_json: AsJson = False) -> None:
+    """Predict linear layers and matrix products, beside published times."""
+    _predict("fc", as_json)
+
+
+@bench_app.command("conv")
+def bench_conv(as_json: AsJson = False) -> None:
+    """Predict convolutions and MobileNet v1, beside published times."""
+    _predict("conv", as_json)
+
+
+@bench_app.command("mnist")
+def bench_mnist(as_json: AsJson = False) -> None:
+    """Predict tinygrad's beautiful_mnist, 1 to 256 images per call, beside published figures."""
+    _predict("mnist", as_json)
+
+
+@bench_app.command("cifar")
+def bench_cifar(as_json: AsJson = False) -> None:
+    """Predict tinygrad's beautiful_cifar, 1 to 32 images per call."""
+    _predict("cifar", as_json)
+
+
+def _predict(name: str, as_json: bool) -> None:
+    from coral.apps.benchmarks import bench
+
+    bench(name, as_json)
+
+
 @stick_app.command("serve")
 def stick_serve(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND ...", show_default=False)],
