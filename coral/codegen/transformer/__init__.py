@@ -3,9 +3,10 @@
 from coral.codegen.transformer.graph import Block, Dense, Geometry, Residual, Transformer
 from coral.codegen.transformer.model import Cache, step
 from coral.codegen.transformer.plan import Form
-from coral.codegen.transformer.program import Token, TransformerProgram
+from coral.codegen.transformer.program import STAGES, Token, TransformerProgram
 
 __all__ = [
+    "STAGES",
     "Block",
     "Cache",
     "Dense",

@@ -19,7 +19,7 @@ from coral.codegen.network.program import MAX_WORDS
 from coral.codegen.transformer import frame
 from coral.codegen.transformer.emit import Emitter
 from coral.codegen.transformer.frame import Codes
-from coral.codegen.transformer.graph import ZERO, Transformer
+from coral.codegen.transformer.graph import ONE_COLUMNS, ZERO, Transformer
 from coral.codegen.transformer.model import Cache
 from coral.codegen.transformer.plan import Form, Plan
 from coral.codegen.transformer.rows import parameters
@@ -27,6 +27,9 @@ from coral.isa import Walk
 from coral.package.program import Base, Bitstream, DmaHint, InstructionHint, InterruptHint, Kind, Layer, Program
 
 CACHE_OUTPUTS = ("keys", "values")
+PER_POSITION = ("scores", "weights")
+STAGES = ("normal", "qk", "v", "q", "k", *PER_POSITION, "attention", "x2", "normal2", "a", "h3", "m", "y")
+"""Stages of a layer that ``probe`` can stop after."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +144,36 @@ class TransformerProgram:
         return self._build(position, (layer, stage))
 
     def unpack_probe(self, position: int, layer: int, stage: str, raw: bytes) -> list[Codes]:
-        """What every share of the layer holds of a stage (``plan.held``), flat."""
-        return frame.unpack(frame.held_parts(self.plan, layer, stage, position), raw)
+        """What every share of the layer holds of a stage, to be compared with ``held``."""
+        found = frame.unpack(frame.held_parts(self.plan, layer, stage, position), raw)
+        if stage in PER_POSITION:
+            return [codes.reshape(self.plan.heads, -1)[:, : position + 1] for codes in found]
+        return found
+
+    def held(self, layer: int, stage: str, share: int, seen: Mapping[str, Codes]) -> Codes:
+        """What a share of a layer should hold of a stage, in its order, by what the bit model gave (``step``)."""
+        g, plan, codes = self.model.geometry, self.plan, seen[stage]
+        own = plan.held(layer, stage, 0)[0][share]
+        mine, size = slice(own.first, own.first + own.count), g.head_size
+        first = own.first // (g.heads // g.kv_heads)
+        kv = slice(first, first + plan.kv_heads)
+        match stage:
+            case "normal" | "normal2":
+                return codes
+            case "q":
+                return codes[mine].reshape(-1)
+            case "k":
+                return codes[kv].reshape(-1)
+            case "qk":
+                heads = codes.reshape(-1, size)
+                return np.concatenate([heads[: g.heads][mine], heads[g.heads :][kv]]).reshape(-1)
+            case "v":
+                ones = np.full((plan.kv_heads, ONE_COLUMNS), ZERO + 1, np.uint8)
+                return np.concatenate([ones, codes.reshape(-1, size)[kv]], 1).reshape(-1)
+            case "attention":
+                heads = codes.reshape(-1, size)[mine]
+                return np.concatenate([heads[:, ::2], heads[:, 1::2]], 1).reshape(-1)
+        return codes[mine]
 
     def unpack(self, position: int, outputs: Mapping[str, bytes]) -> Token:
         """What the transfers of ``execution``, by name, hold."""

@@ -7,6 +7,7 @@ import numpy as np
 from coral.chip import Chip, ChipState
 from coral.codegen import transformer as tf
 from coral.codegen.transformer.model import logits
+from coral.codegen.transformer.program import STAGES
 from coral.package.program import Program
 
 
@@ -115,37 +116,7 @@ class Session:
         tf.step(self.model, x, model_cache, position, stages)
         for name in STAGES:
             raw, _ = run(self.chip, self.program.probe(position, layer, name), data)
-            shares, *_ = self.program.plan.held(layer, name, position)
-            for share, got in zip(shares, self.program.unpack_probe(position, layer, name, raw[0]), strict=True):
-                expected = self.expected(name, share, stages[layer], position)
-                if name in ("scores", "weights"):
-                    got = got.reshape(len(expected), -1)[:, : position + 1]
-                np.testing.assert_array_equal(got, expected, err_msg=f"{name} on tile {share.tile}")
-
-    def expected(self, name, share, seen, position):
-        """What a tile should hold of a stage, in its order."""
-        plan, g = self.program.plan, self.model.geometry
-        heads = slice(share.first, share.first + share.count)
-        first = share.first // (g.heads // g.kv_heads)
-        kv = slice(first, first + plan.kv_heads)
-        by_head = {"q": heads, "scores": heads, "weights": heads, "k": kv}
-        match name:
-            case "normal" | "normal2":
-                return seen[name]
-            case "scores" | "weights":
-                return seen[name][heads]
-            case "q" | "k":
-                return seen[name][by_head[name]].reshape(-1)
-            case "qk":
-                both = seen[name].reshape(-1, g.head_size)
-                return np.concatenate([both[: g.heads][heads], both[g.heads :][kv]]).reshape(-1)
-            case "v":
-                own = seen[name].reshape(-1, g.head_size)[kv]
-                return np.concatenate([np.full((len(own), 4), 129, np.uint8), own], 1).reshape(-1)
-            case "attention":
-                own = seen[name].reshape(g.heads, g.head_size)[heads]
-                return np.concatenate([own[:, ::2], own[:, 1::2]], 1).reshape(-1)
-        return seen[name][heads]
-
-
-STAGES = ("normal", "qk", "v", "q", "k", "scores", "weights", "attention", "x2", "normal2", "a", "h3", "m", "y")
+            got = self.program.unpack_probe(position, layer, name, raw[0])
+            for share, one in enumerate(got):
+                expected = self.program.held(layer, name, share, stages[layer])
+                np.testing.assert_array_equal(one, expected, err_msg=f"{name}, share {share}")
