@@ -12,7 +12,6 @@ from coral.apps.probes.bench import Bench
 from coral.apps.probes.layers import all_right
 from coral.codegen import transformer as tf
 from coral.codegen.stream import INPUT
-from coral.codegen.transformer.plan import Share
 from coral.driver import prepare
 
 GEOMETRY = tf.Geometry(dim=32, hidden=48, heads=4, kv_heads=2, context=24)
@@ -96,23 +95,8 @@ def _differ(
     program: tf.TransformerProgram, position: int, name: str, raw: bytes, seen: dict[str, np.ndarray]
 ) -> Iterator[int]:
     """Values of a stage that differ from the bit model's, per share of the layer."""
-    shares, *_ = program.plan.held(LAYERS - 1, name, position)
-    for share, got in zip(shares, program.unpack_probe(position, LAYERS - 1, name, raw), strict=True):
-        expected = _held(share, name, seen)
-        if name in ("scores", "weights"):
-            got = got.reshape(len(expected), -1)[:, : position + 1]
-        yield int((got != expected).sum())
-
-
-def _held(share: Share, name: str, seen: dict[str, np.ndarray]) -> np.ndarray:
-    """What a tile holds of a stage, in its order: of attention the even channels of a head come first."""
-    part = slice(share.first, share.first + share.count)
-    if name == "normal":
-        return seen[name]
-    if name == "attention":
-        own = seen[name].reshape(GEOMETRY.heads, GEOMETRY.head_size)[part]
-        return np.concatenate([own[:, ::2], own[:, 1::2]], 1).reshape(-1)
-    return seen[name][part]
+    for share, got in enumerate(program.unpack_probe(position, LAYERS - 1, name, raw)):
+        yield int((got != program.held(LAYERS - 1, name, share, seen)).sum())
 
 
 @step(45, 36)
