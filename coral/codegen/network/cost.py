@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import GROUP, WORD_BYTES, ceil_div
+from coral.codegen.network.bands import Group, enlarged
 from coral.codegen.network.graph import (
     Add,
     Concatenate,
@@ -19,6 +22,7 @@ from coral.codegen.network.graph import (
     Softmax,
     Stage,
 )
+from coral.codegen.network.layout import TooLarge, rewritten
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.steps import depthwise_steps, step_cost
 from coral.codegen.network.tiling import SIDES, Grid
@@ -61,18 +65,46 @@ def stage_cycles(plan: Plan, stage: Stage) -> float:
 def fitting(network: Network, grid: Grid, batch: int, *, own_input: bool = False) -> Plan:
     """The plan with the most images per tile, up to what a batch needs, that fits narrow memory; else ShapeError.
 
-    ``own_input``: only plans of that kind (docs/network.md, Input); otherwise they are the second choice.
+    ``own_input``: only plans of that kind (docs/network.md, Input); otherwise they are the second choice. On all tiles
+    the last choice are plans with bands, one image at a time.
     """
     images, problem = ceil_div(batch, grid.slots), None
+    kinds = sorted({own_input, own_input or grid.columns > 1})
     while images:
-        for own in sorted({own_input, own_input or grid.columns > 1}):
+        for own in kinds:
             try:
                 return Plan(network, grid, images, own_input=own)
             except ShapeError as error:
                 problem = problem or error
         images //= 2
+    for own in kinds if grid.slots == 1 else ():
+        try:
+            return in_bands(network, grid, own_input=own)
+        except ShapeError as error:
+            problem = error
     assert problem is not None
     raise problem
+
+
+def in_bands(network: Network, grid: Grid, *, own_input: bool) -> Plan:
+    """A plan for one image per tile whose groups of stages and numbers of bands are just large enough; or ShapeError.
+
+    Whatever is too large for narrow memory becomes an inner tensor of a group, or its group gets more bands.
+    """
+    groups: tuple[Group, ...] = ()
+    whole = rewritten(network, grid, 1, own_input=own_input)
+    while True:
+        try:
+            return Plan(network, grid, 1, own_input=own_input, groups=groups)
+        except TooLarge as error:
+            larger = None
+            for name in error.tensors:
+                with suppress(ShapeError):
+                    larger = enlarged(whole, grid, groups, name.partition("@")[0], alone=error.alone)
+                    break
+            if larger is None:
+                raise
+            groups = larger
 
 
 def candidates(network: Network, batch: int) -> list[Plan]:

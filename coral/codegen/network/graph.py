@@ -225,6 +225,11 @@ class Concatenate(Stage):
 
 
 @dataclass(frozen=True)
+class Stack(Concatenate):
+    """Bands of one tensor, each written by a stage of its own; a plan makes them (docs/network.md, Bands)."""
+
+
+@dataclass(frozen=True)
 class Slice(Stage):
     """The channels from ``begin`` on, as many as the output has; a matter of places, like Concatenate.
 
@@ -311,7 +316,7 @@ class Network:
                 raise ShapeError(
                     f"{where}: {out} windows of {k} every {s} from -{pad} reach {reach}, the input has {size}"
                 )
-        if isinstance(stage, Concatenate):
+        if type(stage) is Concatenate:
             parts = [self.tensors[name] for name in stage.inputs]
             totals = {sum(t.c for t in parts), sum(-(-t.c // 4) * 4 for t in parts)}
             same_zero = stage.mults or all(t.zero_point == y.zero_point for t in parts)

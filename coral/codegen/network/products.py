@@ -12,13 +12,13 @@ import numpy as np
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import GROUP, WORD_BYTES, ceil_div, round_up
 from coral.codegen.network.graph import Conv, Dense, Depthwise
+from coral.codegen.network.layout import MAX_LOOP
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.steps import depthwise_window, relay_columns
 
 Level = tuple[int, int]
 Position = tuple[int, int, int]
 """Stride in the input, stride in the output, count."""
-MAX_LOOP = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,6 @@ class Product:
     def cycles(self) -> int:
         """Steps in all."""
         return self.steps * self.count * self.groups
-
-    @property
-    def stored_rows(self) -> int:
-        """Wide rows that header and weights take where they are stored."""
-        return ceil_div(self.groups * (self.header + self.steps) * (self.relay or GROUP), GROUP)
 
     def rows(self) -> np.ndarray:
         """uint8 [n, 256]: per group the header, then weights; narrow rows of relays lie side by side."""

@@ -207,7 +207,7 @@ class NetworkProgram:
         new = {plan.roots[name][0] for name in stage.inputs if plan.needs_exchange(stage, name)} - exchanged
         exchanged |= new
         read = {plan.roots[name][0] for name in stage.inputs}
-        if isinstance(stage, Conv) or new or collects(plan, stage) or read & {*plan.network.inputs}:
+        if isinstance(stage, Conv | Multiply) or new or collects(plan, stage) or read & {*plan.network.inputs}:
             b.barrier()
 
         def exchange() -> None:

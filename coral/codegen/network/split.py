@@ -14,7 +14,7 @@ from typing import Any
 
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import ceil_div
-from coral.codegen.network.graph import Concatenate, Network, Slice
+from coral.codegen.network.graph import Concatenate, Interleave, Network, Slice
 from coral.codegen.network.program import NetworkProgram
 from coral.codegen.network.rewrite import weight_rows, with_cut_layers
 
@@ -92,7 +92,7 @@ def _edges(network: Network, rows: int, most: int | None = None) -> list[int]:
         for first in range(last - 1, -1, -1):
             if found[0] < inf and (sum(weights[first:last]) > rows or last - first > (most or count)):
                 break
-            if first == 0 or not isinstance(stages[first], Concatenate | Slice):
+            if first == 0 or not isinstance(stages[first], Concatenate | Slice | Interleave):
                 found = min(found, (best[first][0] + transfers(first, last), first))
         best.append(found)
     edges = [count]

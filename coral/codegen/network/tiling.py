@@ -37,11 +37,17 @@ class Grid:
 
 @dataclass(frozen=True)
 class Split:
-    """``size`` positions in ``parts`` equal pieces of ``extent``; positions from ``size`` on are phantoms."""
+    """``size`` positions in ``parts`` equal pieces of ``extent``; positions from ``size`` on are phantoms.
+
+    Bands of a tensor: pieces begin at ``offset`` and are ``pitch`` apart (0: ``extent``); positions before the first
+    one are phantoms, too.
+    """
 
     size: int
     parts: int
     extent: int
+    pitch: int = 0
+    offset: int = 0
 
     @classmethod
     def of(cls, size: int, parts: int, multiple: int = 1) -> Split:
@@ -50,7 +56,12 @@ class Split:
 
     def start(self, part: int) -> int:
         """First position of a part."""
-        return part * self.extent
+        return part * self.step + self.offset
+
+    @property
+    def step(self) -> int:
+        """Positions from a part's first to the next one's."""
+        return self.pitch or self.extent
 
     def range(self, part: int) -> tuple[int, int]:
         """First position of a part, and behind the last."""
@@ -58,7 +69,8 @@ class Split:
 
     def real(self, part: int) -> int:
         """Positions of a part that are no phantoms."""
-        return min(max(self.size - self.start(part), 0), self.extent)
+        start, end = self.range(part)
+        return max(min(end, self.size) - max(start, 0), 0)
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,11 @@ class Wide:
         if not self.products:
             self._constant(identity_rows())
         places = {t: max(row, lowest[t]) for t, row in enumerate(base_rows) if row is not None}
-        self.streamed = self._streamed(places) if stream else {}
-        self.pieces = self._place(places)
+        rows, owners = self._rows()
+        streamed = self._streamed(rows, places) if stream else set()
+        self.streamed = {name: rows[owner].tobytes() for name, owner in owners.items() if owner in streamed}
+        pieces = self._place({name: data for name, data in rows.items() if name not in streamed}, places)
+        self.pieces = {name: pieces[owner] for name, owner in owners.items() if owner not in streamed}
         self.used = max(piece.row + piece.rows for piece, _ in self.parts) if self.parts else 0
         self.fifos = {name: self._fifo(name, p, top) for name, p in self.products.items() if name not in plan.spread}
         scratch = max([0, *gather_rows(plan), *pool_rows(plan), *factor_rows(plan), *normal_rows(plan)])
@@ -159,25 +162,35 @@ class Wide:
 
     # broadcast weights, each row on one tile
 
-    def _streamed(self, fill: dict[int, int]) -> dict[str, bytes]:
+    def _rows(self) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+        """Rows of layers, and of which of them a layer takes its rows: all bands of a layer share them."""
+        rows: dict[str, np.ndarray] = {}
+        first: dict[bytes, str] = {}
+        owners = {}
+        for name, p in self.products.items():
+            if name not in self.plan.spread:
+                data = p.rows()
+                owners[name] = first.setdefault(data.tobytes() + bytes([p.relay]), name)
+                if owners[name] == name:
+                    rows[name] = data
+        return rows, owners
+
+    def _streamed(self, rows: dict[str, np.ndarray], fill: dict[int, int]) -> set[str]:
         """Layers that come from the host, so that the others fit below the largest FIFO: the fewest rows of a choice
         that takes the layer that is just large enough, else the largest one.
         """
-        left = {n: p.stored_rows for n, p in self.products.items() if n not in self.plan.spread and not p.relay}
+        left = {n: len(data) for n, data in rows.items() if not self.products[n].relay}
         fifo = max((2 * (p.header + p.steps) for n, p in self.products.items() if n in left), default=0)
         top = FIXED_ROW - max(min(fifo, FIFO_ROWS), SPARE_ROWS)
-        relayed = sum(p.stored_rows for p in self.products.values() if p.relay)
-        excess = relayed + sum(left.values()) - sum(top - row for row in fill.values())
-        found = {}
+        excess = sum(map(len, rows.values())) - sum(top - row for row in fill.values())
+        found = set()
         while excess > 0 and left:
             name = min(left, key=lambda n: (left[n] < excess, abs(left[n] - excess)))
             excess -= left.pop(name)
-            found[name] = self.products[name].rows().tobytes()
+            found.add(name)
         return found
 
-    def _place(self, fill: dict[int, int]) -> dict[str, list[Piece]]:
-        resident = {n: p for n, p in self.products.items() if n not in self.plan.spread and n not in self.streamed}
-        rows = {name: p.rows() for name, p in resident.items()}
+    def _place(self, rows: dict[str, np.ndarray], fill: dict[int, int]) -> dict[str, list[Piece]]:
         pieces: dict[str, list[Piece]] = {name: [] for name in rows}
         cuts = []
         for name, data in rows.items():
