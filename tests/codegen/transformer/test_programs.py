@@ -210,6 +210,14 @@ def test_130_tokens_of_the_15m_shape(form):
 
 
 @pytest.mark.slow
+def test_more_than_256_positions_of_the_15m_shape():
+    session = Session(tf.TransformerProgram(random_model(tf.Geometry(288, 768, 6, 6, 260), 6), tf.Form(keep=True)))
+    session.begin(254)
+    for position in (254, 255, 256):
+        session.check(position)
+
+
+@pytest.mark.slow
 def test_all_positions_of_stories260k(data):
     checkpoint = load(data / "stories" / "stories260K.bin")
     model = quantise(checkpoint, observe(checkpoint, [sample(checkpoint, 160, 0.8, s) for s in range(4)]))
