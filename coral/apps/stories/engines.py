@@ -16,6 +16,7 @@ from tinygrad.device import Device
 
 from coral import CoralError
 from coral.apps.stories.chip import ChipEngine, ChipSession
+from coral.apps.stories.confirmed import confirmed_form
 from coral.codegen.transformer import Form, Transformer, step
 from coral.codegen.transformer.model import logits
 from coral.devices import shared_stick
@@ -92,6 +93,8 @@ def _whole(name: str, model: Model, place: str) -> Engine:
     if not place.startswith("CORAL"):
         raise StoriesError(f"engine 'chip' needs a stick or the simulated one, not {place}; 'bits' computes the same")
     kind = "sim" if _simulated(place) else "usb"
+    if kind == "usb":
+        form = confirmed_form(decoder, logits=classifier)
     return ChipEngine(name, ck, decoder, shared_stick(kind, int(place.partition(":")[2] or 0)), form)
 
 

@@ -1,0 +1,52 @@
+"""Which forms of a decoder a stick was seen to do, by a report of ``coral selftest``. Source: docs/transformer.md."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from coral import CoralError
+from coral.codegen.errors import ShapeError
+from coral.codegen.transformer import Form, Transformer
+from coral.codegen.transformer.plan import Plan
+
+REPORT_VARIABLE = "CORAL_SELFTEST_REPORT"
+REPORT = "coral-selftest-usb.json"
+"""Where ``coral selftest`` writes by default."""
+STEPS = {"keep": "decoder-kept", "loop": "decoder-looped"}
+
+
+class ReportError(CoralError):
+    """A file that is no report of ``coral selftest``; the message names it."""
+
+
+def confirmed(report: Path | None = None) -> dict[str, bool]:
+    """For every field of ``Form`` that relies on what no program of Google's shows: whether a stick has done it.
+
+    ``report``: default ``$CORAL_SELFTEST_REPORT`` or the file in the current folder; without one nothing is confirmed.
+    :raises ReportError: it is not a report
+    """
+    path = report or Path(os.environ.get(REPORT_VARIABLE) or REPORT)
+    if not path.is_file():
+        return dict.fromkeys(STEPS, False)
+    try:
+        content = json.loads(path.read_text())
+        real = content["kind"] == "usb"
+        status = {str(step["step"]): step["status"] for step in content["steps"]}
+    except (ValueError, TypeError, KeyError, OSError, RecursionError) as error:
+        raise ReportError(f"{path} is not a report of `coral selftest` ({error}); run it again or remove it") from None
+    return {field: real and status.get(step) == "ok" for field, step in STEPS.items()}
+
+
+def confirmed_form(model: Transformer, *, logits: bool = False, report: Path | None = None) -> Form:
+    """The fastest form of a model that relies on nothing but what a stick has done; ReportError as ``confirmed``."""
+    flags = confirmed(report)
+    if flags["loop"]:
+        form = Form(logits=logits, **flags)
+        try:
+            Plan(model, form)
+            return form
+        except ShapeError:
+            flags["loop"] = False
+    return Form(logits=logits, **flags)

@@ -1,0 +1,49 @@
+"""Bold forms are used when a stick's report says that their steps were right, and only then."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from codegen.transformer.harness import random_model
+
+from coral.apps.probes import all_steps
+from coral.apps.stories.confirmed import STEPS, ReportError, confirmed, confirmed_form
+from coral.codegen import transformer as tf
+
+SMALL = tf.Geometry(dim=32, hidden=48, heads=4, kv_heads=2, context=24)
+
+
+def report(tmp_path, kind="usb", **status):
+    steps = [{"step": STEPS[field], "status": value} for field, value in status.items()]
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({"kind": kind, "steps": steps}))
+    return path
+
+
+def test_steps_exist():
+    assert set(STEPS.values()) <= {step.name for step in all_steps()}
+
+
+def test_form_follows_the_report(tmp_path, monkeypatch):
+    small, many = random_model(SMALL, 2), random_model(SMALL, 17)
+    monkeypatch.chdir(tmp_path)
+    assert confirmed_form(small, logits=True) == tf.Form(logits=True)
+    path = report(tmp_path, keep="ok", loop="ok")
+    assert confirmed_form(small, report=path) == tf.Form(keep=True, loop=True)
+    assert confirmed_form(many, report=path) == tf.Form(keep=True)
+    assert confirmed_form(small, report=report(tmp_path, keep="differs", loop="ok")) == tf.Form(loop=True)
+    assert confirmed_form(small, report=report(tmp_path, keep="observed")) == tf.Form()
+    assert confirmed_form(small, report=report(tmp_path, "sim", keep="ok", loop="ok")) == tf.Form()
+    path.rename(tmp_path / "coral-selftest-usb.json")
+    assert confirmed_form(small) == tf.Form()
+    monkeypatch.setenv("CORAL_SELFTEST_REPORT", str(report(tmp_path, keep="ok")))
+    assert confirmed() == {"keep": True, "loop": False}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "usb", "steps": 3}', '{"kind": 1, "steps": [1]}', "\x00"])
+def test_other_files(tmp_path, text):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ReportError, match=r"x\.json is not a report"):
+        confirmed(path)
