@@ -173,8 +173,9 @@ def summary(model: Any, data: Split, codes: np.ndarray, batch: int, elapsed: flo
 
     backend, chip = stats(), Device[Device.DEFAULT].chip.stats
     rows = [
-        ("kernels run as chip programs / on the host", f"{backend.chip_programs:,} / {backend.host_programs:,}"),
-        ("chip calls (one row each)", f"{chip.calls:,}"),
+        ("layers in chip programs", f"{backend.chip_layers:,} in {backend.chip_programs:,}"),
+        ("kernels on the host", f"{backend.host_programs:,}"),
+        ("chip calls / images or rows in them", f"{chip.calls:,} / {backend.chip_rows:,}"),
         ("weights uploaded", f"{chip.uploads:,} times, {chip.upload_bytes:,} bytes"),
         ("instruction bytes per call", f"{chip.instruction_bytes / max(chip.calls, 1):,.0f}"),
         ("USB bytes in all", f"{chip.usb_bytes:,}"),

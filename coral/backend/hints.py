@@ -250,8 +250,9 @@ def _split_bias(acc: UOp) -> tuple[UOp, UOp | None]:
 
 def _operand(factor: UOp) -> tuple[UOp, int]:
     """The uint8 read and the zero point of one factor ``int(code) - zero_point``, perhaps padded with 0."""
-    if factor.op is Ops.WHERE and factor.src[2].op is Ops.CONST and factor.src[2].val == 0:
-        factor = factor.src[1]
+    if factor.op is Ops.WHERE:
+        branches = [branch for branch in factor.src[1:] if branch.op is not Ops.CONST or branch.val != 0]
+        factor = _only(branches, "values beside the padding")
     added = _added_constant(factor)
     cast = factor.src[0] if added is not None else factor
     need(

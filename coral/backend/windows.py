@@ -77,9 +77,10 @@ def convolutions(axes: Sequence[UOp], total: UOp, x: UOp, w: UOp, numbers: dict[
         o, n, c = (_size(roles.get(role)) for role in ("o", "n", "c"))
         many = [g for g in range(2, o + 1) if o % g == 0] if roles.get("o") in x_axes else [1]
         for groups in many:
-            for rows, columns in _geometries(total, x, roles, n * groups * c):
+            pitches = {"n": groups * c, "c": 1, **({"o": c} if groups == o else {})}
+            for rows, columns in _geometries(total, x, roles, n * groups * c, pitches):
                 found.append(_convolution(n, groups * c, o, groups, roles, rows, columns, numbers))
-    yield from sorted(found, key=lambda layer: sum(layer.padding))[: CANDIDATES * 2]
+    yield from sorted(found, key=lambda layer: sum(layer.padding))[:CANDIDATES]
 
 
 def _convolution(
@@ -104,7 +105,7 @@ def pools(
     found: list[MaxPool | AveragePool] = []
     for roles in _assignments(axes, ("n", "c", "y", "x"), list(total.src[1:]), ("ky", "kx")):
         n, c = (_size(roles.get(role)) for role in ("n", "c"))
-        for rows, columns in _geometries(total, x, roles, n * c):
+        for rows, columns in _geometries(total, x, roles, n * c, {"n": c, "c": 1}):
             if (rows.dilation, columns.dilation) != (1, 1):
                 continue
             layer = (AveragePool if average else MaxPool)(
@@ -132,20 +133,28 @@ def _assignments(
             yield {**dict(zip(outside, axes, strict=True)), **dict(zip(inside, reduced, strict=True))}
 
 
-def _geometries(total: UOp, load: UOp, roles: dict[str, UOp], planes: int) -> Iterator[tuple[_Line, _Line]]:
-    """Rows and columns of windows that ``load``, under the reduction ``total``, may make over so many ``planes``."""
+def _geometries(
+    total: UOp, load: UOp, roles: dict[str, UOp], planes: int, pitches: dict[str, int]
+) -> Iterator[tuple[_Line, _Line]]:
+    """Rows and columns of windows that ``load``, under the reduction ``total``, may make over so many ``planes``.
+
+    :param pitches: how many planes further a loop must go, by its role
+    """
     elements = load.src[0].max_numel()
     found = _increments(total, load, roles)
     if found is None or elements % planes:
         return
     steps, origin, point = found
-    if any(step <= 0 for role, step in steps.items() if role != "o"):
+    plane = elements // planes
+    if any(steps.get(role, pitch * plane) != pitch * plane for role, pitch in pitches.items()):
+        return
+    if any(step <= 0 for role, step in steps.items() if role in ("y", "x", "ky", "kx")):
         return
     vertical, horizontal = (
         _Side(_size(roles.get(o)), _size(roles.get(k)), steps.get(o), steps.get(k), point.get(o, 0) + point.get(k, 0))
         for o, k in (("y", "ky"), ("x", "kx"))
     )
-    for width in _divisors(plane := elements // planes):
+    for width in _divisors(plane):
         scaled = _scaled(vertical, width)
         if scaled is None:
             continue
@@ -162,10 +171,13 @@ def _increments(total: UOp, load: UOp, roles: dict[str, UOp]) -> tuple[dict[str,
     """How the index of a read grows with every loop, where the read is no padding; its value for all loops at 0 if it
     went on like that; and a point that is no padding. None if there is none, or the index cannot be evaluated.
     """
-    index = load.src[1]
-    masks = [n.src[0] for n in total.toposort() if n.op is Ops.WHERE and load in n.src[1].toposort()]
-    if index.op is Ops.WHERE and index.src[2].is_invalid:
-        masks, index = [*masks, index.src[0]], index.src[1]
+    index, masks = load.src[1], []
+    for node in total.toposort():
+        if node.op is Ops.WHERE and load in node.toposort():
+            masks.append((node.src[0], load in node.src[1].toposort()))
+    if index.op is Ops.WHERE:
+        inside = not index.src[1].is_invalid
+        masks, index = [*masks, (index.src[0], inside)], index.src[1 if inside else 2]
     rng = np.random.default_rng(0)
     points = {axis: rng.integers(0, _size(axis), _POINTS) for axis in roles.values()}
     steps: dict[str, int] = {}
@@ -187,8 +199,10 @@ def _increments(total: UOp, load: UOp, roles: dict[str, UOp]) -> tuple[dict[str,
     return steps, int(origin), point
 
 
-def _valid(masks: list[UOp], points: dict[UOp, np.ndarray]) -> np.ndarray:
-    return np.logical_and.reduce([np.full(_POINTS, True), *(_evaluate(mask, points) for mask in masks)])
+def _valid(masks: list[tuple[UOp, bool]], points: dict[UOp, np.ndarray]) -> np.ndarray:
+    """Where every condition has the value that lets the read through."""
+    through = (_evaluate(mask, points) == wanted for mask, wanted in masks)
+    return np.logical_and.reduce([np.full(_POINTS, True), *through])
 
 
 def _evaluate(node: UOp, points: dict[UOp, np.ndarray]) -> np.ndarray:

@@ -82,7 +82,8 @@ def qmax_pool_expression(x: Tensor, kernel: Pair, stride: Pair, padding: Padding
     """
     _check_image(x)
     _check_windows(x, make_tuple(kernel, 2), stride, padding)
-    if any(p >= k for p, k in zip(resolve_pool_pads(padding, 2), make_tuple(kernel, 2)[::-1] * 2, strict=True)):
+    rows, columns = make_tuple(kernel, 2)
+    if any(p >= k for p, k in zip(resolve_pool_pads(padding, 2), (columns, columns, rows, rows), strict=True)):
         raise QuantizeError(f"padding {padding} is not smaller than the window {kernel}")
     largest: Any = in_buffer(x).max_pool2d(make_tuple(kernel, 2), stride, padding=padding)
     return largest.contiguous()

@@ -39,7 +39,8 @@ def test_digits_on_the_simulated_stick() -> None:
     assert floats > 95
     assert abs(floats - codes) <= 0.6
     assert "the host computes the same bytes" in out
-    assert re.search(r"chip calls \(one row each\)\s*│\s*720 ", out)
+    assert re.search(r"layers in chip programs\s*│\s*12 in 6 ", out)
+    assert re.search(r"chip calls / images or rows in them\s*│\s*6 / 360 ", out)
     assert "predicted" in out
     assert "SIMULATED stick" in out
 
@@ -129,7 +130,7 @@ mlp.train(model, data, steps=600, batch=128)
 floats = mlp.logits(model, data.test_x, batch=500)
 quantised = coral.quantize(model, data.train_x[:256])
 codes = mlp.logits(quantised, data.test_x, batch=500)
-assert stats().chip_rows == 3 * 2000, stats()
+assert (stats().chip_rows, stats().chip_layers, stats().chip_programs) == (2000, 12, 4), stats()
 for layer in quantised.layers:
     layer.weight_codes, layer.bias_codes = layer.weight_codes.to("CPU"), layer.bias_codes.to("CPU")
 DEV.value = "CPU"
@@ -152,3 +153,109 @@ def test_mnist_is_as_good_in_uint8_and_the_same_on_chip_and_cpu(tmp_path: Path, 
     assert floats > 0.94
     assert codes >= floats - 0.003
     np.testing.assert_array_equal(found["codes"], found["cpu"])
+
+
+CNN_ON_CHIP = """
+import sys
+import numpy as np
+import mnist, mlp
+import coral
+from coral.backend import reset_stats, stats
+from tinygrad import Device, Tensor, TinyJit
+from tinygrad.helpers import DEV
+
+Tensor.manual_seed(0)
+data = mnist.as_images(mnist.load())
+model = mnist.Model()
+mlp.train(model, data, steps=int(sys.argv[2]), batch=128, lr=1e-3)
+quantised = coral.quantize(model, data.train_x[:256])
+count, found = int(sys.argv[3]), {}
+for batch in (1, 32, 128):
+    forward = TinyJit(lambda x: quantised(x).realize())
+    parts = []
+    for start in range(0, count, batch):
+        reset_stats()
+        rows = data.test_x[start : start + batch]
+        filled = np.concatenate([rows, np.zeros((batch - len(rows), 1, 28, 28), np.uint8)])
+        parts.append(forward(Tensor(filled).realize()).numpy()[: len(rows)])
+        counted = stats()
+        assert (counted.chip_programs, counted.chip_layers, counted.host_programs) == (1, 7, 2), (batch, counted)
+    found[f"chip{batch}"] = np.concatenate(parts)
+chip = Device["CORAL"].chip.stats
+assert chip.uploads <= 3, chip
+print(chip)
+for layer in quantised.layers:
+    if hasattr(layer, "weight_codes"):
+        for name in ("weight_codes", "bias_codes", "multipliers"):
+            if (tensor := getattr(layer, name)) is not None:
+                setattr(layer, name, tensor.to("CPU"))
+DEV.value = "CPU"
+found["cpu"] = mlp.logits(quantised, data.test_x[:count], batch=200, jit=True)
+np.savez(sys.argv[1], labels=data.test_y[:count], **found)
+"""
+
+
+@pytest.mark.skipif(shutil.which("clang") is None, reason="DEV=CPU needs clang: apt-get install clang")
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "images"), [(3, 64), (150, 2000)])
+def test_beautiful_mnist_is_one_chip_program_per_call(tmp_path: Path, data: Path, steps: int, images: int) -> None:
+    """Batch 1, 32, 128 under TinyJit: one program for all seven layers, logits those of DEV=CPU for every image."""
+    out = tmp_path / "scores.npz"
+    env = {**os.environ, "MOCKCORAL": "1", "DEV": "CORAL", "MNIST_DIR": str(data / "mnist"), "NO_COLOR": "1"}
+    command = [sys.executable, "-c", CNN_ON_CHIP, str(out), str(steps), str(images)]
+    done = subprocess.run(command, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=3600)
+    assert done.returncode == 0, done.stderr
+    found = np.load(out)
+    assert len(found["labels"]) == images
+    for batch in (1, 32, 128):
+        np.testing.assert_array_equal(found[f"chip{batch}"], found["cpu"])
+    assert images < 2000 or (found["cpu"].argmax(1) == found["labels"]).mean() > 0.95
+
+
+SPEEDY = """
+import sys
+import numpy as np
+import cifar
+import coral
+from coral.backend import reset_stats, stats
+from tinygrad import Device, Tensor, TinyJit
+from tinygrad.helpers import DEV
+
+Tensor.manual_seed(0)
+widths = tuple(map(int, sys.argv[2].split(",")))
+images = cifar.random(80).train_x[:8]
+model = cifar.SpeedyConvNet(widths)
+quantised = coral.quantize(model, images)
+forward = TinyJit(lambda x: quantised(x).realize())
+for number in range(4):
+    reset_stats()
+    chip = forward(Tensor(images[number : number + 2]).realize()).numpy()
+    counted, runtime = stats(), Device["CORAL"].chip.stats
+    assert (counted.chip_programs, counted.chip_layers, counted.host_fallbacks) == (8, 11, 0), counted
+    assert (runtime.uploads, runtime.evictions, runtime.repacks) == (8, 0, 0), runtime
+layers = [quantised.whiten, *(c for g in quantised.groups for c in (g.conv1, g.conv2)), quantised.linear]
+for layer in layers:
+    for name in ("weight_codes", "bias_codes", "multipliers"):
+        if (tensor := getattr(layer, name)) is not None:
+            setattr(layer, name, tensor.to("CPU"))
+DEV.value = "CPU"
+cpu = quantised(Tensor(images[3:5]).realize()).numpy()
+np.savez(sys.argv[1], chip=chip, cpu=cpu)
+"""
+
+
+@pytest.mark.skipif(shutil.which("clang") is None, reason="DEV=CPU needs clang: apt-get install clang")
+@pytest.mark.slow
+@pytest.mark.parametrize("widths", ["8,16,32", "64,256,512"])
+def test_speedy_conv_net_is_on_the_chip(tmp_path: Path, widths: str) -> None:
+    """Seven convolutions, three pools and the linear layer are chip programs, uploaded once, all resident; CPU's bytes.
+
+    GELU stands between them, so they are eight programs and not one.
+    """
+    out = tmp_path / "scores.npz"
+    env = {**os.environ, "MOCKCORAL": "1", "DEV": "CORAL", "NO_COLOR": "1"}
+    command = [sys.executable, "-c", SPEEDY, str(out), widths]
+    done = subprocess.run(command, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=3600)
+    assert done.returncode == 0, done.stderr
+    found = np.load(out)
+    np.testing.assert_array_equal(found["chip"], found["cpu"])

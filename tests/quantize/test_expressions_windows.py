@@ -73,7 +73,7 @@ def test_convolution(device: str, number: int) -> None:
     assert np.array_equal(y.numpy(), expected)
 
 
-POOLS = [(2, 2, 0), (3, 2, 1), (3, 1, (1, 0)), ((1, 5), (2, 1), 0), ((6, 5), 1, 0)]
+POOLS = [(2, 2, 0), (3, 2, 1), (3, 1, (1, 0)), ((1, 5), (2, 1), 0), ((6, 5), 1, 0), ((2, 4), 1, (3, 2, 1, 1))]
 
 
 @pytest.mark.parametrize("device", DEVICES)
