@@ -217,6 +217,12 @@ class Layout:
 
     def _check_positions(self) -> None:
         for stage in self.stages:
+            if isinstance(stage, Stack):
+                of_bands, whole = (
+                    tuple(split.step for split in self.splits[n]) for n in (stage.inputs[0], stage.output)
+                )
+                if of_bands != whole or stage.output in self.lattices:
+                    raise ShapeError(f"{stage.output!r} is cut for other tensors, it cannot be computed in bands")
             if isinstance(stage, Concatenate | Slice | Interleave) or stage.output in self.spread:
                 continue
             rows, columns = self.splits[stage.output]
