@@ -9,7 +9,7 @@ from pathlib import Path
 from coral import __version__, timing
 from coral.codegen import network as nw
 from coral.compiler.batch import images_of, rebatched
-from coral.compiler.errors import CompileError
+from coral.compiler.errors import CompileError, NothingToCompileError
 from coral.compiler.lowering import unique_names
 from coral.compiler.partition import Partition, partition
 from coral.compiler.placing import package_of, placed, token_of
@@ -82,5 +82,5 @@ def _partitioned(name: str, model: Model, batch: int) -> Partition:
     found = partition(graph, unique_names(graph), images_of(graph))
     if not found.segments:
         reasons = "; ".join(f"{graph.operators[n].name}: {why}" for n, why in list(found.reasons.items())[:4])
-        raise CompileError(f"{name}: no operator has a program on the chip ({reasons})")
+        raise NothingToCompileError(f"{name}: no operator has a program on the chip ({reasons})")
     return found

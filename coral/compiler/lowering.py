@@ -78,19 +78,15 @@ class Lowering:
         return self.values[number]
 
     def written(self, value: Value, number: int) -> Value:
-        """A value whose pads are written: a copy by a depthwise layer with one tap of weight 1."""
+        """A value whose pads are written."""
         if value.pads == NO_PADS:
             return value
         self.as_written(value)
         x = self.tensors[value.name]
         shape = (x.y + sum(value.pads[0]), x.x + sum(value.pads[1]), x.c)
-        reach = [sum(pads) for pads in value.pads]
-        weights = np.zeros((reach[0] + 1, reach[1] + 1, x.c), np.uint8)
-        weights[value.pads[0][1], value.pads[1][1]] = 1
         name = self.fresh(f"{value.name}:padded", shape, x.zero_point, x.scale)
-        window = nw.Window((reach[0] + 1, reach[1] + 1), pad=(reach[0], reach[1]))
-        clamps = numerics.integer_clamps(x.zero_point)
-        self.add(nw.Depthwise((value.name,), name, clamps, weights, None, 0, 1.0, window), number)
+        before = value.pads[0][0], value.pads[1][0]
+        self.add(nw.Pad((value.name,), name, numerics.integer_clamps(x.zero_point), before), number)
         return Value(name, shape)
 
     def as_written(self, value: Value) -> None:

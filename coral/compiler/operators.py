@@ -12,17 +12,17 @@ import numpy as np
 from coral import numerics
 from coral.codegen import network as nw
 from coral.compiler.errors import Refused
-from coral.compiler.lowering import NO_PADS, Step, Value, image_shape, lowers, scalar
+from coral.compiler.lowering import NO_PADS, Shape, Step, Value, image_shape, lowers, scalar
 from coral.evaluate.elementwise import RELUS
 from coral.evaluate.operands import Operand, axis_of
 from coral.evaluate.products import channel_quantisation
 from coral.evaluate.windows import axes_of
 
 
-def _weights(step: Step, axis: int) -> tuple[Operand, int, float | np.ndarray, np.ndarray | None]:
+def _weights(step: Step, axis: int, map_index: int = 0) -> tuple[Operand, int, float | np.ndarray, np.ndarray | None]:
     """(weights, their zero point, multiplier, bias) of a layer."""
     call = step.call
-    x, w, bias, y = call.input(0), call.input(1), call.optional(2), call.output
+    x, w, bias, y = call.input(map_index), call.input(1), call.optional(map_index + 1 if map_index else 2), call.output
     if not w.is_constant or (bias is not None and not bias.is_constant):
         raise Refused("its weights are computed, not constant")
     scales, zeros = channel_quantisation(w, axis)
@@ -63,20 +63,29 @@ def conv_2d(step: Step) -> None:
 
 @lowers("DEPTHWISE_CONV_2D")
 def depthwise_conv_2d(step: Step) -> None:
-    """With a channel multiplier it is a convolution whose other weights are zero points."""
+    """Each channel has as many results as the channel multiplier says."""
     value, (w, w_zp, mult, bias) = step.padded(0), _weights(step, 3)
     c = value.shape[2]
     if w.array.ndim != 4 or w.array.shape[0] != 1 or w.array.shape[3] % c:
         raise Refused(f"depthwise weights {w.array.shape} on {c} channels")
-    n = w.array.shape[3]
     value, window, counts = _windows(step, value, (w.array.shape[1], w.array.shape[2]))
-    name = step.output((*counts, n))
-    if n == c:
-        step.add(nw.Depthwise((value.name,), name, step.clamps(), w.codes[0], bias, w_zp, mult, window))
-        return
-    weights = np.full((n, *window.kernel, c), w_zp, np.uint8)
-    weights[np.arange(n), :, :, np.arange(n) // (n // c)] = w.codes[0].transpose(2, 0, 1)
-    step.add(nw.Conv((value.name,), name, step.clamps(), weights, bias, w_zp, mult, window))
+    name = step.output((*counts, w.array.shape[3]))
+    step.add(nw.Depthwise((value.name,), name, step.clamps(), w.codes[0], bias, w_zp, mult, window))
+
+
+@lowers("TRANSPOSE_CONV")
+def transpose_conv(step: Step) -> None:
+    """Windows lie on the output; the inputs are its shape, weights, map and bias."""
+    call, value = step.call, step.map(2)
+    w, w_zp, mult, bias = _weights(step, 0, 2)
+    if w.array.ndim != 4 or w.array.shape[3] != value.shape[2] or len(call.output.shape) != 4:
+        raise Refused(f"weights {w.array.shape} on {value.shape[2]} channels")
+    rows, columns = axes_of(call, call.output.shape, w.array.shape[1:3])
+    if (rows.count, columns.count) != value.shape[:2]:
+        raise Refused(f"the windows of {call.output.shape} are {rows.count} x {columns.count}, not {value.shape[:2]}")
+    kernel, before = (rows.kernel, columns.kernel), (rows.before, columns.before)
+    window = nw.Window(kernel, (rows.stride, columns.stride), before, (rows.dilation, columns.dilation))
+    step.add(nw.TransposeConv((value.name,), step.output(), step.clamps(), w.codes, bias, w_zp, mult, window))
 
 
 @lowers("FULLY_CONNECTED")
@@ -264,35 +273,65 @@ def concatenation(step: Step) -> None:
     y = call.output
     if axis_of(call.options.get("axis", 0), len(y.shape)) != len(y.shape) - 1:
         raise Refused(f"joins along axis {call.options.get('axis', 0)}, on the tiles channels lie side by side")
-    clamps, names, values = numerics.clamps(y.scale, y.zero_point), [], []
-    for index in range(len(step.op.inputs)):
-        x, value = call.input(index), step.map(index)
-        values.append(value)
-        if x.same_quantisation(y):
-            names.append(value.name)
-            continue
-        name = step.lowering.fresh(f"{value.name}:requantised", value.shape, y.zero_point, y.scale)
-        mult = float(numerics.rescale_multiplier(x.scale, y.scale))
-        step.add(nw.Requantise((value.name,), name, clamps, mult))
-        names.append(name)
+    operands = [call.input(index) for index in range(len(step.op.inputs))]
+    values = [step.map(index) for index in range(len(operands))]
     if len({value.shape[:2] for value in values}) != 1:
         raise Refused(f"joins maps {[value.shape for value in values]}")
+    mults = [1.0 if x.same_quantisation(y) else float(numerics.rescale_multiplier(x.scale, y.scale)) for x in operands]
+    if all(x.same_quantisation(y) for x in operands):
+        mults = []
     shape = (*values[0].shape[:2], sum(value.shape[2] for value in values))
-    step.add(nw.Concatenate(tuple(names), step.output(shape), clamps))
+    names = tuple(value.name for value in values)
+    step.add(nw.Concatenate(names, step.output(shape), numerics.clamps(y.scale, y.zero_point), tuple(mults)))
 
 
 @lowers("SPLIT", "SPLIT_V")
 def split(step: Step) -> None:
-    """Along the channels."""
+    """Along any axis of an image."""
     call, first = step.call, step.op.name == "SPLIT"
     value = step.map(1 if first else 0)
     axis = int(call.constant(0 if first else 2).ravel()[0])
     rank = len(call.input(1 if first else 0).shape)
-    if axis_of(axis, rank) != rank - 1:
-        raise Refused(f"splits along axis {axis}, only channels lie side by side on the tiles")
-    begin = 0
+    at = axis_of(axis, rank) + 3 - rank if axis_of(axis, rank) else -1
+    if at < 0:
+        raise Refused("splits images")
+    begin = [0, 0, 0]
     for index, number in enumerate(step.op.outputs):
-        c = step.lowering.graph.tensors[number].shape[-1]
-        name = step.output((*value.shape[:2], c), index)
-        step.add(nw.Slice((value.name,), name, numerics.integer_clamps(0), begin))
-        begin += c
+        size = step.lowering.graph.tensors[number].shape[axis]
+        y, x, c = (size if i == at else n for i, n in enumerate(value.shape))
+        _slice(step, value, (begin[0], begin[1], begin[2]), (1, 1), (y, x, c), index)
+        begin[at] += size
+
+
+def _slice(step: Step, value: Value, begin: Shape, stride: tuple[int, int], shape: Shape, index: int = 0) -> None:
+    zero = step.lowering.tensors[value.name].zero_point
+    name = step.output(shape, index)
+    clamps = numerics.integer_clamps(zero)
+    step.add(nw.Slice((value.name,), name, clamps, begin[2], (begin[0], begin[1]), stride))
+
+
+@lowers("SLICE", "STRIDED_SLICE")
+def cut(step: Step) -> None:
+    """Rows and columns from some on, in steps of any positive size; channels without gaps."""
+    call, value = step.call, step.map(0)
+    bounds = [call.constant(i).ravel().tolist() for i in range(1, len(step.op.inputs))]
+    shape, rank = call.input(0).shape, len(call.input(0).shape)
+    if any(len(values) != rank for values in bounds):
+        raise Refused(f"bounds {bounds} of a tensor with {rank} dimensions")
+    spans = []
+    for i, n in enumerate(shape):
+        if step.op.name == "SLICE":
+            begin, size = bounds[0][i], bounds[1][i]
+            spans.append(range(n)[begin : n if size < 0 else begin + size])
+            continue
+        call.require(ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=0)
+        skip = [call.options.get(f"{end}_mask", 0) >> i & 1 for end in ("begin", "end")]
+        ends = [None if skipped else bounds[side][i] for side, skipped in enumerate(skip)]
+        spans.append(range(n)[ends[0] : ends[1] : bounds[2][i]] if bounds[2][i] else range(0))
+    spans = [range(1)] * (4 - rank) + spans
+    if not all(spans) or min(s.step for s in spans) < 1 or spans[0] != range(shape[0] if rank == 4 else 1):
+        raise Refused(f"takes {spans} of {shape}")
+    if spans[3].step != 1 and len(spans[3]) > 1:
+        raise Refused(f"takes every {spans[3].step}th channel")
+    begin = (spans[1].start, spans[2].start, spans[3].start)
+    _slice(step, value, begin, (spans[1].step, spans[2].step), (len(spans[1]), len(spans[2]), len(spans[3])))

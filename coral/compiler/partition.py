@@ -157,7 +157,7 @@ def _segment(found: Partition, numbers: Sequence[int], live: set[int]) -> Segmen
         return None
     outputs, echoes = _exports(found.graph, lowering, _needed(found.graph, numbers, live))
     network = lowering.network(found.graph.name or "model", tuple(outputs))
-    program = nw.NetworkProgram(network, batch=found.images)
+    program = nw.NetworkProgram(network, batch=found.images, stream=True)
     return Segment(lowering, tuple(lowering.inputs), outputs, tuple(sorted(echoes)), program)
 
 

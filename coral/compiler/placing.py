@@ -33,7 +33,7 @@ def placed(programs: Sequence[nw.NetworkProgram]) -> tuple[list[nw.NetworkProgra
 
 
 def _moved(p: nw.NetworkProgram, base: Sequence[int], top: int) -> nw.NetworkProgram:
-    return nw.NetworkProgram(p.network, batch=p.batch, grid=p.plan.grid, base_rows=tuple(base), top=top)
+    return nw.NetworkProgram(p.network, batch=p.batch, grid=p.plan.grid, base_rows=tuple(base), top=top, stream=True)
 
 
 def _ends(p: nw.NetworkProgram) -> list[int]:
