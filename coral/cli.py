@@ -63,10 +63,18 @@ def version() -> None:
 
 
 @app.command()
-def info(file: InputFile, as_json: AsJson = False) -> None:
-    """Show what a compiled model, an uncompiled one or a bare program holds."""
-    from coral.apps.info import info
+def info(
+    file: InputFile,
+    as_json: AsJson = False,
+    strict: Annotated[bool, typer.Option(help="Check a compiled model as Google's runtime does.")] = False,
+) -> None:
+    """Show what a compiled model, an uncompiled one or a bare program holds. With --strict, exit code 1 if it fails."""
+    from coral.apps.info import info, strictly
 
+    if strict:
+        if not strictly(file, as_json):
+            raise typer.Exit(1)
+        return
     info(file, as_json)
 
 

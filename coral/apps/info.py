@@ -19,6 +19,7 @@ from coral.package.bitstreams import BARE_SUFFIX, bitstreams_of
 from coral.package.check import WORD_BYTES, element_index
 from coral.package.graph import Graph, Model, read_model
 from coral.package.program import Layer, Program
+from coral.package.strict import strict_checks
 from coral.package.tflite_file import CUSTOM_CODE, EdgeTpuModel, read_edgetpu
 
 
@@ -48,6 +49,17 @@ def info(path: Path, as_json: bool) -> None:
         console.print(_cell(line))
     for table in tables:
         console.print(table)
+
+
+def strictly(path: Path, as_json: bool) -> bool:
+    """Prints what Google's runtime would check of a compiled file; whether all of it holds. PackageError: no TFLite."""
+    checks = strict_checks(path)
+    if as_json:
+        print(json.dumps({"file": str(path), "checks": [_plain(check) for check in checks]}, indent=1))
+    else:
+        rows = [["yes" if check.ok else "NO", check.name, check.found] for check in checks]
+        Console().print(_table(f"{path.name}: what Google's runtime checks", "|requirement|found", rows))
+    return all(check.ok for check in checks)
 
 
 def layout_name(layer: Layer) -> str:

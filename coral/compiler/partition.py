@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from coral import timing
 from coral.codegen import CodegenError
 from coral.codegen import network as nw
+from coral.codegen.network.frame import images_in
+from coral.codegen.network.tiling import SIDES
 from coral.compiler import operators  # noqa: F401  (fills OPERATORS)
 from coral.compiler.errors import Refused
 from coral.compiler.lowering import Lowering
@@ -157,8 +160,29 @@ def _segment(found: Partition, numbers: Sequence[int], live: set[int]) -> Segmen
         return None
     outputs, echoes = _exports(found.graph, lowering, _needed(found.graph, numbers, live))
     network = lowering.network(found.graph.name or "model", tuple(outputs))
-    program = nw.NetworkProgram(network, batch=found.images, stream=True)
-    return Segment(lowering, tuple(lowering.inputs), outputs, tuple(sorted(echoes)), program)
+    return Segment(lowering, tuple(lowering.inputs), outputs, tuple(sorted(echoes)), _program(network, found.images))
+
+
+def _program(network: nw.Network, images: int) -> nw.NetworkProgram:
+    """The cheapest program whose layers hold exactly the tensors' images: a file's tensors have no room for more.
+
+    :raises CodegenError: there is none
+    """
+    problem: CodegenError | None = None
+    fitting: list[nw.NetworkProgram] = []
+    for grid in (nw.Grid(rows, columns) for rows in SIDES for columns in SIDES):
+        if images % grid.slots:
+            continue
+        try:
+            program = nw.NetworkProgram(network, batch=images, grid=grid, stream=True)
+        except CodegenError as error:
+            problem = error
+            continue
+        if program.passes * images_in(program.plan) == images:
+            fitting.append(program)
+    if not fitting:
+        raise problem or CodegenError(f"network {network.name!r}: no grid takes {images} images exactly")
+    return min(fitting, key=lambda p: timing.predicted_seconds(p.execution) * p.passes)
 
 
 def _needed(graph: Graph, numbers: Sequence[int], live: set[int]) -> list[int]:
@@ -177,13 +201,13 @@ def _exports(graph: Graph, lowering: Lowering, needed: Sequence[int]) -> tuple[d
     values = {}
     for i in needed:
         values[i] = lowering.values[i] = lowering.written(lowering.values[i], makers[i])
-    inside = {lowering.values[i].name for i in lowering.inputs}
+    inside = {lowering.values[i].name: i for i in lowering.inputs}
     own = {name: i for i, name in enumerate(lowering.names)}
     outputs: dict[str, int] = {}
     echoes: set[int] = set()
     for name in dict.fromkeys(value.name for value in values.values()):
         group = [i for i in needed if values[i].name == name]
-        kept = own.get(name, group[0]) if len(group) > 1 else group[0]
+        kept = inside.get(name, own.get(name, group[0]) if len(group) > 1 else group[0])
         if name not in inside:
             outputs[name] = kept
         for i in group:

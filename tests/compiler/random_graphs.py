@@ -11,7 +11,8 @@ from coral.package.graph import Graph, Operator, Tensor
 NONE = np.zeros(0, np.float32), np.zeros(0, np.int64)
 ACTIVATIONS = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")
 OPTIONS = {
-    "CONV_2D": "Conv2DOptions", "DEPTHWISE_CONV_2D": "DepthwiseConv2DOptions", "FULLY_CONNECTED": "FullyConnectedOptions",
+    "CONV_2D": "Conv2DOptions", "DEPTHWISE_CONV_2D": "DepthwiseConv2DOptions",
+    "FULLY_CONNECTED": "FullyConnectedOptions",
     "AVERAGE_POOL_2D": "Pool2DOptions", "MAX_POOL_2D": "Pool2DOptions", "ADD": "AddOptions", "SUB": "SubOptions",
     "MUL": "MulOptions", "CONCATENATION": "ConcatenationOptions", "RESHAPE": "ReshapeOptions", "PAD": "PadOptions",
     "MEAN": "ReducerOptions", "SOFTMAX": "SoftmaxOptions", "SPLIT": "SplitOptions", "LOGISTIC": "", "TANH": "",
@@ -99,7 +100,8 @@ class Grower:
     def grow(self) -> None:
         """One more operator."""
         kinds = ["conv", "conv", "depthwise", "dense", "pool", "pool", "sum", "sum", "sum", "unary", "unary", "mean",
-                 "reshape", "pad", "concat", "split", "slice", "transpose_conv", "folded", "softmax", "odd"]  # fmt: skip
+                 "reshape", "pad", "concat", "split", "slice", "transpose_conv", "folded",
+                 "softmax", "odd"]  # fmt: skip
         getattr(self, str(self.rng.choice(kinds)))()
 
     def conv(self) -> None:
