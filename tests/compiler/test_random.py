@@ -34,7 +34,7 @@ def check(seed: int) -> None:
         np.testing.assert_array_equal(named[name], expected[i], err_msg=f"seed {seed}, {name}")
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", [*range(12), 113, 116, 120, 135])
 def test_random_graphs(seed):
     check(seed)
 

@@ -252,6 +252,8 @@ class Layout:
                     continue
                 if any(self.roots[name][0] == root for name in stage.inputs):
                     reaches.append(self.reach(stage, axis))
+            if any(self.roots[name][0] == root for name in self.network.outputs):
+                reaches.append(Reach(1, 1, 0, self.splits[root][axis]))
             halo = Halo.of_input if root in self.network.inputs and not self.own_input else Halo.of
             axes.append(halo(self.splits[root][axis], reaches))
         return axes[0], axes[1]
