@@ -16,6 +16,7 @@ from coral.compiler.lowering import NO_PADS, Shape, Step, Value, image_shape, lo
 from coral.evaluate.elementwise import RELUS
 from coral.evaluate.operands import Operand, axis_of
 from coral.evaluate.products import channel_quantisation
+from coral.evaluate.reductions import twofold
 from coral.evaluate.windows import axes_of
 
 
@@ -335,3 +336,39 @@ def cut(step: Step) -> None:
         raise Refused(f"takes every {spans[3].step}th channel")
     begin = (spans[1].start, spans[2].start, spans[3].start)
     _slice(step, value, begin, (spans[1].step, spans[2].step), (len(spans[1]), len(spans[2]), len(spans[3])))
+
+
+@lowers("SOFTMAX")
+def softmax(step: Step) -> None:
+    """Over the channels of every position."""
+    call, value = step.call, step.map(0)
+    x, y, beta = call.input(0), call.output, call.options.get("beta", 1.0)
+    if not 0 < beta < math.inf:
+        raise Refused(f"beta is {beta}")
+    mults = numerics.softmax_multipliers(x.scale, beta, y.scale)
+    step.add(nw.Softmax((value.name,), step.output(value.shape), step.clamps("NONE"), mults))
+
+
+@lowers("L2_NORMALIZATION")
+def l2_normalization(step: Step) -> None:
+    """Over the channels of every position."""
+    call, value = step.call, step.map(0)
+    call.require(fused_activation_function="NONE")
+    mults = numerics.l2_multipliers(call.input(0).scale, call.output.scale)
+    step.add(nw.L2Normalise((value.name,), step.output(value.shape), step.clamps(), mults))
+
+
+@lowers("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")
+def resize(step: Step) -> None:
+    """Twofold, bilinear on half pixel centres only."""
+    call, value = step.call, step.map(0)
+    if not call.input(0).same_quantisation(call.output):
+        raise Refused("input and output of a resize must have one quantisation")
+    if not twofold(call):
+        raise Refused(
+            f"{step.op.name} of {call.input(0).shape} to {call.output.shape} with {call.options}: the chip doubles, "
+            "bilinear on half pixel centres"
+        )
+    shape = (2 * value.shape[0], 2 * value.shape[1], value.shape[2])
+    name, zero = step.output(shape), step.lowering.tensors[value.name].zero_point
+    step.add(nw.Resize((value.name,), name, numerics.integer_clamps(zero), step.op.name.endswith("NEIGHBOR")))
