@@ -188,6 +188,10 @@ RSQRT = _table("""
     3fa395cf beeb2d04 3de41050 bc69e220 3a43bfa9 3fa395cf beeb2d04 3de41050 bc69e220 3a43bfa9
     3f96545a 3fb9f21d 3fe5fda8 401006eb 40332a53 405bff99 7f800000""", range_reduce=True)  # fmt: skip
 """The compiler's tables, for output steps of 1 (EXP_65535: of 1/65535); ``scaled(inv(s_out))`` is what it loads."""
+HARD_SWISH = Spline(
+    f32([[0.0] * 5, [0.0, 0.5, 1 / 6, 0.0, 0.0], *[[0.0, 1.0, 0.0, 0.0, 0.0]] * 6]), f32([-3.0, 3.0, *[np.inf] * 5])
+)
+"""x * min(max(x + 3, 0), 6) / 6, which Google's compiler leaves to the host."""
 LOGISTIC_CLAMP, TANH_CLAMP, EXP_CLAMP = (float(np.float32(limit)) for limit in (10.396732, 6.8748069, -13.038098))
 """Real values to which the non-linear unit's input is clamped: both sides for the odd ones, below for EXP."""
 
