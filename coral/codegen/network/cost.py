@@ -55,6 +55,11 @@ def stage_cycles(plan: Plan, stage: Stage) -> float:
     elif isinstance(stage, MaxPool):
         groups = ceil_div(plan.tensors[name].c, GROUP)
         cycles = positions * taps * groups * step_cost(min(GROUP, plan.channels(name)))
+    elif name in plan.summed:
+        rows, columns = plan.splits[stage.inputs[0]]
+        senders = len(plan.active(stage.inputs[0]))
+        own, sums = rows.extent * columns.extent * step_cost(WORD_BYTES), senders / 2 * step_cost(GROUP) / GROUP * 4
+        cycles = words * (own + sums) + 2 * STAGE_CYCLES
     elif isinstance(stage, Softmax | L2Normalise):
         cycles = 8 * positions * words * step_cost(WORD_BYTES) + 4 * STAGE_CYCLES
     else:

@@ -30,6 +30,7 @@ from coral.codegen.network.graph import (
     Tensor,
 )
 from coral.codegen.network.lower import lowered
+from coral.codegen.network.places import summed
 from coral.codegen.network.rewrite import with_copies, with_dense_layers, with_padded_inputs
 from coral.codegen.network.steps import BLOB_ROWS, MAX_BLOCK, depthwise_rows, depthwise_steps, step_cost
 from coral.codegen.network.tiling import Doubling, Grid, Halo, Reach, Split
@@ -80,6 +81,7 @@ class Layout:
         self.blocking = {s.output: self._block(s) for s in self.stages if type(s) is Depthwise}
         self.splits = {name: self._split(tensor) for name, tensor in self.tensors.items()}
         self.splits |= {s.output: self.splits[self.roots[s.output][0]] for s in self.stages if isinstance(s, Slice)}
+        self.summed = summed(self)
         self.packing = self._packing()
         self._check_positions()
         self.halos = {name: self._halo(name) for name in {root for root, _ in self.roots.values()}}
@@ -248,7 +250,7 @@ class Layout:
         for axis in (0, 1):
             reaches = []
             for stage in self.stages:
-                if isinstance(stage, Concatenate | Slice | Dense | Interleave):
+                if isinstance(stage, Concatenate | Slice | Dense | Interleave) or stage.output in self.summed:
                     continue
                 if any(self.roots[name][0] == root for name in stage.inputs):
                     reaches.append(self.reach(stage, axis))
@@ -274,6 +276,11 @@ class Layout:
         """Whether every tile gets a whole input, because only dense layers over all tiles read it."""
         readers = list(self.network.readers(name)) if name in self.network.inputs else []
         return bool(readers) and all(isinstance(s, Dense) and s.output in self.spread for s in readers)
+
+    def active(self, name: str) -> list[tuple[int, int]]:
+        """Blocks of the grid that hold at least one real position of a tensor."""
+        rows, columns = self.splits[name]
+        return [(r, c) for r, c in self.grid.blocks() if rows.real(r) and columns.real(c)]
 
     def reach(self, stage: Stage, axis: int) -> Reach:
         """The windows of a stage along an axis."""

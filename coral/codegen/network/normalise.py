@@ -14,7 +14,8 @@ from coral.codegen.builder import Builder
 from coral.codegen.machine import GROUP, ROW_UNITS, ROW_WORDS, WORD_BYTES, ceil_div
 from coral.codegen.network.emit import Placed, levels, output_stage, placed
 from coral.codegen.network.graph import L2Normalise, Softmax
-from coral.codegen.network.plan import Plan, gathered, scratchpad
+from coral.codegen.network.places import gathered, scratchpad
+from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import Level, merge
 from coral.codegen.network.scratch import FIXED_ROW, normalising_rows, quads
 from coral.codegen.network.steps import chunk_shape

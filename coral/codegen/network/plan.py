@@ -17,17 +17,15 @@ from coral.codegen.network.graph import (
     Concatenate,
     Dense,
     Interleave,
-    L2Normalise,
     MaxPool,
     Multiply,
     Network,
     Resize,
     Slice,
-    Softmax,
     Stage,
 )
 from coral.codegen.network.layout import Layout, TooLarge
-from coral.codegen.network.steps import chunk_shape
+from coral.codegen.network.places import temporaries
 from coral.codegen.network.tiling import Grid, before_doubled
 
 NARROW_BYTES = 192 * 1024
@@ -79,25 +77,9 @@ class Plan(Layout):
             live[root] = (live[root][0], len(self.stages))
         shapes = {root: self._shape(root) for root in live}
         self._unify(shapes)
-        for index, stage in enumerate(self.stages):
-            if collects(self, stage):
-                name, source = gathered(stage), stage.inputs[0]
-                size = gathered_bytes(self, source) * len(gathered_tiles(self, source))
-                live[name], shapes[name] = (index, index), Block(0, size, size, size)
-            if isinstance(stage, Softmax | L2Normalise):
-                rows, columns = self.splits[stage.output]
-                words = self.channels(stage.output) // WORD_BYTES
-                wide, high = chunk_shape(stage, rows.extent, columns.extent, words)
-                size = 2 * WORD_BYTES * wide * high * (2 * words + 1)
-                live[scratchpad(stage)], shapes[scratchpad(stage)] = (
-                    (index, index),
-                    Block(0, size, size, size // self.images),
-                )
-            if isinstance(stage, Multiply):
-                rows, columns = self.splits[stage.output]
-                words = rows.extent * columns.extent * self.channels(stage.output) // WORD_BYTES * self.images
-                size = WORD_BYTES * WORD_BYTES * words
-                live[factors(stage)], shapes[factors(stage)] = (index, index), Block(0, size, size, size)
+        for name, (index, size) in temporaries(self).items():
+            block = Block(0, size, size, ceil_div(size, self.images))
+            live[name], shapes[name] = (index, index), block
         places: dict[str, int] = {}
         for root in sorted(live, key=lambda r: live[r][0]):
             size = self._size(root, shapes[root])
@@ -220,11 +202,6 @@ class Plan(Layout):
         """Byte address of the first own position, the same on every tile."""
         return self.blocks[name].address
 
-    def active(self, name: str) -> list[tuple[int, int]]:
-        """Blocks of the grid that hold at least one real position of a tensor."""
-        rows, columns = self.splits[name]
-        return [(r, c) for r, c in self.grid.blocks() if rows.real(r) and columns.real(c)]
-
     def mask(self, parts: list[tuple[int, int]]) -> int:
         """The tiles of some blocks of the grid."""
         if len(parts) == self.grid.rows * self.grid.columns:
@@ -246,6 +223,8 @@ class Plan(Layout):
         root = self.roots[name][0]
         if (root in self.network.inputs and not self.own_input) or root in self.spread or stage.output in self.spread:
             return False
+        if stage.output in self.summed:
+            return False
         return any(
             (r := self.reach(stage, axis)).leaves(self.splits[root][axis].size) or r.crosses(self.splits[root][axis])
             for axis in (0, 1)
@@ -263,40 +242,3 @@ class Plan(Layout):
         if maxima == {True, False}:
             raise ShapeError(f"{root!r} is read by padded maximum pools and by other padded windows; it must be copied")
         return 0 if maxima == {True} else self.tensors[root].zero_point
-
-
-def gathered(stage: Stage) -> str:
-    """Name of the place where a dense layer over all tiles finds its whole input."""
-    return f"{stage.output}:gathered"
-
-
-def factors(stage: Stage) -> str:
-    """Name of the place where the second factor of a product is spread."""
-    return f"{stage.output}:factors"
-
-
-def gathered_bytes(plan: Plan, name: str) -> int:
-    """Bytes that every tile sends when a tensor is collected on all tiles."""
-    if name in plan.spread:
-        return GROUP * plan.spread[name]
-    rows, columns = plan.splits[name]
-    return rows.extent * columns.extent * plan.channels(name)
-
-
-def gathered_tiles(plan: Plan, name: str) -> list[int]:
-    """Tiles that send, in the order of their pieces."""
-    if name in plan.spread:
-        return list(range(ceil_div(plan.tensors[name].c, GROUP * plan.spread[name])))
-    return [plan.grid.tile(0, *part) for part in plan.active(name)]
-
-
-def collects(plan: Plan, stage: Stage) -> bool:
-    """Whether a stage needs all tiles' parts of its input on every tile that works."""
-    if isinstance(stage, Dense):
-        return stage.output in plan.spread and stage.inputs[0] not in plan.network.inputs
-    return isinstance(stage, Softmax | L2Normalise) and stage.inputs[0] in plan.spread
-
-
-def scratchpad(stage: Stage) -> str:
-    """Name of the place for what a normalising stage makes of some positions."""
-    return f"{stage.output}:scratch"

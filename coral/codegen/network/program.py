@@ -35,8 +35,10 @@ from coral.codegen.network.graph import (
     Stage,
 )
 from coral.codegen.network.lower import lowered
+from coral.codegen.network.means import mean
 from coral.codegen.network.normalise import normalise
-from coral.codegen.network.plan import Plan, collects
+from coral.codegen.network.places import collects
+from coral.codegen.network.plan import Plan
 from coral.codegen.network.resize import resize
 from coral.codegen.network.rewrite import weight_rows, with_cut_layers
 from coral.codegen.network.tiling import Grid
@@ -224,6 +226,8 @@ class NetworkProgram:
         match stage:
             case MaxPool():
                 windows.maximum(b, plan, stage)
+            case AveragePool() if stage.output in plan.summed:
+                mean(b, plan, wide, stage)
             case AveragePool():
                 words.average(b, plan, wide, stage)
             case Add():

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from coral.codegen.machine import GROUP, ROW_BYTES, ROW_WORDS, WIDE_ROWS, WORD_BYTES, ceil_div
 from coral.codegen.network.graph import L2Normalise, MaxPool, Multiply, Softmax
-from coral.codegen.network.plan import Plan, collects, gathered_bytes, gathered_tiles
+from coral.codegen.network.places import collects, gathered_bytes, gathered_tiles, sums_shape
+from coral.codegen.network.plan import Plan
 from coral.codegen.network.steps import MAX_BLOCK, chunk_shape
 
 FIXED_ROW = WIDE_ROWS - 4
 """Two rows for the host's input, then two for results."""
+
+
+def scratch_rows(plan: Plan) -> int:
+    """Wide rows that the most demanding stage takes."""
+    kinds = (gather_rows, pool_rows, factor_rows, normal_rows, sum_rows)
+    return max((rows for kind in kinds for rows in kind(plan)), default=0)
 
 
 def gather_rows(plan: Plan) -> list[int]:
@@ -16,8 +23,18 @@ def gather_rows(plan: Plan) -> list[int]:
     found = []
     for stage in plan.stages:
         if collects(plan, stage):
-            packets = ceil_div(gathered_bytes(plan, stage.inputs[0]), ROW_BYTES)
-            found.append(packets * (1 + len(gathered_tiles(plan, stage.inputs[0]))))
+            packets = ceil_div(gathered_bytes(plan, stage), ROW_BYTES)
+            found.append(packets * (1 + len(gathered_tiles(plan, stage))))
+    return found
+
+
+def sum_rows(plan: Plan) -> list[int]:
+    """Wide rows of all tiles' sums, for every average that is summed in parts."""
+    found = []
+    for stage in plan.stages:
+        if stage.output in plan.summed:
+            pairs = ceil_div(sums_shape(plan, stage)[1] * len(gathered_tiles(plan, stage)), 2)
+            found.append(pairs * ceil_div(plan.tensors[stage.output].c, GROUP))
     return found
 
 

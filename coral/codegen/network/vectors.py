@@ -19,7 +19,8 @@ from coral.codegen.machine import (
 )
 from coral.codegen.network.emit import output_stage
 from coral.codegen.network.graph import Conv, Stage
-from coral.codegen.network.plan import Plan, gathered, gathered_bytes, gathered_tiles
+from coral.codegen.network.places import gathered, gathered_bytes, gathered_tiles, scratchpad
+from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import Level, merge
 from coral.codegen.network.scratch import FIXED_ROW
 from coral.codegen.network.wide import Wide
@@ -27,9 +28,12 @@ from coral.isa import TileCounter, Wait, Walk
 
 
 def gather(b: Builder, plan: Plan, stage: Stage) -> None:
-    """All tiles' own parts of a tensor to every tile, one behind the other."""
+    """All tiles' own parts of a tensor, or sums of them, to every tile, one behind the other."""
     (name,) = stage.inputs
-    senders, size = gathered_tiles(plan, name), gathered_bytes(plan, name)
+    senders, size = gathered_tiles(plan, stage), gathered_bytes(plan, stage)
+    source, nest = plan.own(name), own_words(plan, name)
+    if stage.output in plan.summed:
+        source, nest = plan.own(scratchpad(stage)), ((1, size // WORD_BYTES),)
     packets = ceil_div(size, ROW_BYTES)
     arrivals, fifo = FIXED_ROW - packets * len(senders), FIXED_ROW - packets * (len(senders) + 1)
     target = plan.own(gathered(stage)) // WORD_BYTES
@@ -44,13 +48,12 @@ def gather(b: Builder, plan: Plan, stage: Stage) -> None:
         unpack_level=1,
     )
     b.emit(isa.RingRecv0, tile_mask=ALL_TILES, dst=Walk(arrivals, [1], [packets * len(senders)]), sig_dst=0)
-    nest = own_words(plan, name)
     tiles = mask_of(senders)
     ready = b.count(TileCounter.NARROW_TO_WIDE, tiles) + 1
     b.emit(
         isa.N2w,
         tile_mask=tiles,
-        src=Walk(plan.own(name) // WORD_BYTES, [s for s, _ in nest], [n for _, n in nest]),
+        src=Walk(source // WORD_BYTES, [s for s, _ in nest], [n for _, n in nest]),
         dst=Walk(fifo, [1], [packets]),
         sig_dst=1,
         pack_level=len(nest),

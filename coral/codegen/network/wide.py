@@ -13,7 +13,7 @@ from coral.codegen.machine import ALL_TILES, GROUP, ROW_BYTES, TILES, WIDE_ROWS,
 from coral.codegen.network.graph import Add, AveragePool, Conv, L2Normalise, Multiply, Requantise, Resize, Softmax
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import Level, Product, product_of
-from coral.codegen.network.scratch import FIXED_ROW, factor_rows, gather_rows, normal_rows, pool_rows
+from coral.codegen.network.scratch import FIXED_ROW, scratch_rows
 
 LEAST_FILL, ROOM_STEP = 16, 64
 """Steps between two visits of the partial sums, if room can be had; rows by which a FIFO grows to get it."""
@@ -106,8 +106,7 @@ class Wide:
         self.pieces = {name: pieces[owner] for name, owner in owners.items() if owner not in streamed}
         self.used = max(piece.row + piece.rows for piece, _ in self.parts) if self.parts else 0
         self.fifos = {name: self._fifo(name, p, top) for name, p in self.products.items() if name not in plan.spread}
-        scratch = max([0, *gather_rows(plan), *pool_rows(plan), *factor_rows(plan), *normal_rows(plan)])
-        self.floor = min([FIXED_ROW - scratch, *(f.sums_row for f in self.fifos.values())])
+        self.floor = min([FIXED_ROW - scratch_rows(plan), *(f.sums_row for f in self.fifos.values())])
         if self.floor < self.used:
             raise ShapeError(
                 f"network {plan.network.name!r}: parameters end at row {self.used}, but rows from {self.floor} on are "

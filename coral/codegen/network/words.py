@@ -9,7 +9,8 @@ from coral.codegen.builder import OP_UNIT, Builder, counter_mask
 from coral.codegen.machine import ROW_UNITS, WORD_BYTES
 from coral.codegen.network.emit import Placed, levels, output_stage, placed
 from coral.codegen.network.graph import Add, AveragePool, Multiply, Requantise, Stage
-from coral.codegen.network.plan import Plan, factors
+from coral.codegen.network.places import factors
+from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import MAX_LOOP, Level, merge
 from coral.codegen.network.scratch import FIXED_ROW
 from coral.codegen.network.wide import Wide, add_rows, add_zero, identity_rows, selection_rows

@@ -33,12 +33,12 @@ def judged(
     return evaluate(graph, x, generation="new")["y"]
 
 
-def on_chip(stage: nw.Stage, sizes: dict[str, tuple[int, ...]], quants: dict[str, Quantisation], x: dict) -> np.ndarray:
-    tensors = {n: nw.Tensor(n, *size, quants[n][1], quants[n][0]) for n, size in sizes.items()}
+def on_chip(stage: nw.Stage, sizes: dict[str, tuple[int, int, int]], quants: dict[str, Quantisation], images: dict):
+    tensors = {n: nw.Tensor(n, y, x, c, quants[n][1], quants[n][0]) for n, (y, x, c) in sizes.items()}
     p = nw.NetworkProgram(nw.Network("one", tensors, stage.inputs, (stage,), ("y",)))
     chip = Chip(seed=3)
     run(chip, p.caching())
-    return outputs(p, run(chip, p.execution, p.pack(x)))["y"]
+    return outputs(p, run(chip, p.execution, p.pack(images)))["y"]
 
 
 def compare(name: str, stage: nw.Stage, size, out, quant=(X, Y), constants=(), index: int = 0, **options: Any) -> None:

@@ -32,6 +32,18 @@ def test_means(y, x, c, batch):
     check(nw.NetworkProgram(m.network(), batch=batch), m.images(batch), seed=2)
 
 
+@pytest.mark.parametrize(("y", "x", "c"), [(7, 7, 130), (3, 3, 6), (5, 1, 64), (56, 60, 66), (150, 40, 20)])
+def test_means_of_maps_that_are_cut_over_all_tiles(y, x, c):
+    """Sums of 16 bits from every tile, an odd number of them too, also where no tile could hold the map."""
+    m = Maker(c, y, x, 4)
+    m.layer(nw.Conv, c)
+    a = m.pool(nw.AveragePool, (y, x), (1, 1))
+    m.dense(10)
+    p = nw.NetworkProgram(m.network(a, m.last), batch=2, grid=nw.Grid(4, 4))
+    assert a in p.plan.summed
+    check(p, m.images(2), seed=2)
+
+
 @pytest.mark.parametrize("batch", [1, 20])
 def test_a_perceptron(batch):
     """The input goes to all tiles as it is; results stay cut over the tiles in between."""
