@@ -6,6 +6,7 @@ rows of wide memory, words are 4-byte words of narrow memory. Source: docs/codeg
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coral import isa
@@ -20,6 +21,7 @@ from coral.codegen.machine import (
     PARAMETER_STAGING_UNITS,
     PARAMETER_UNIT_BYTES,
     ROW_BYTES,
+    ROW_UNITS,
     ROW_WORDS,
     SCALAR_CORE,
     WIDE_ROWS,
@@ -103,6 +105,20 @@ def infeed_parameters(b: Builder, offset_bytes: int, size_bytes: int, tiles: int
         lane_words=15,
         lanes=lanes - 1,
     )
+
+
+def load_rows(b: Builder, pieces: Sequence[tuple[int, int, int]]) -> None:
+    """All of a caching program but its end: whole rows, as (tiles, first row, rows), in the order of the stream."""
+    total = ROW_BYTES * sum(rows for *_, rows in pieces)
+    b.prologue()
+    b.parameter_dma(total)
+    pop_parameters(b, total)
+    for tiles, row, rows in pieces:
+        b.emit(isa.RingRecv0, tile_mask=tiles, dst=Walk(row, [1], [rows]))
+    offset = 0
+    for tiles, _, rows in pieces:
+        infeed_parameters(b, offset, rows * ROW_BYTES, tiles, ROW_UNITS)
+        offset += rows * ROW_BYTES
 
 
 def outfeed(b: Builder, size_bytes: int) -> None:

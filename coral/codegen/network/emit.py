@@ -15,7 +15,6 @@ from coral.codegen.network.products import MAX_LOOP, Level, Product, merge
 from coral.codegen.network.wide import Fifo, Piece, Wide
 from coral.isa import ScalarCounter, TileCounter, Wait, Walk
 
-LANES = 4
 """Staging units of a packet of streamed weights: one row."""
 Placed = dict[int, int]
 """Input address -> tiles that begin there."""
@@ -102,7 +101,7 @@ def stream(b: Builder, size_bytes: int, tiles: int) -> None:
     b.scalar_fence(ctr_mask=1 << ScalarCounter.PARAMETER_POP | 1 << ScalarCounter.PARAMETER_INFEED)
     b.parameter_dma(size_bytes)
     blocks.pop_parameters(b, size_bytes)
-    blocks.infeed_parameters(b, 0, size_bytes, tiles, LANES)
+    blocks.infeed_parameters(b, 0, size_bytes, tiles, ROW_UNITS)
 
 
 def _relay(b: Builder, p: Product, piece: Piece, tiles: int) -> None:

@@ -9,7 +9,6 @@ from typing import overload
 
 import numpy as np
 
-from coral import isa
 from coral.codegen import blocks
 from coral.codegen.builder import V14, Builder
 from coral.codegen.errors import CodegenError, ShapeError
@@ -43,7 +42,6 @@ from coral.codegen.network.resize import resize
 from coral.codegen.network.rewrite import weight_rows, with_cut_layers
 from coral.codegen.network.tiling import Grid
 from coral.codegen.network.wide import PIECE_ROWS, Wide
-from coral.isa import Walk
 from coral.package.program import Base, Bitstream, DmaHint, Hint, InstructionHint, InterruptHint, Kind, Program
 from coral.package.tensors import unpack_output
 
@@ -145,17 +143,7 @@ class NetworkProgram:
     @cached_property
     def _caching_bitstream(self) -> Bitstream:
         b = Builder(V14, caching=True)
-        total = sum(piece.rows for piece, _ in self.wide.parts) * ROW_BYTES
-        b.prologue()
-        b.parameter_dma(total)
-        blocks.pop_parameters(b, total)
-        for piece, _ in self.wide.parts:
-            b.emit(isa.RingRecv0, tile_mask=piece.tiles, dst=Walk(piece.row, [1], [piece.rows]))
-        offset = 0
-        for piece, _ in self.wide.parts:
-            size = piece.rows * ROW_BYTES
-            blocks.infeed_parameters(b, offset, size, piece.tiles, emit.LANES)
-            offset += size
+        blocks.load_rows(b, [(piece.tiles, piece.row, piece.rows) for piece, _ in self.wide.parts])
         b.epilogue()
         return b.finish()
 

@@ -166,8 +166,9 @@ def sent_bytes(words: Walk) -> int:
 
 def result_parts(plan: Plan) -> list[Send]:
     """Who sends the result: codes of logits, or of the last layer's output."""
-    if plan.logit_groups:
-        size, total = plan.logit_groups * GROUP, len(plan.model.classifier.weights)  # type: ignore[union-attr]
+    head = plan.model.classifier
+    if head is not None and plan.logit_groups:
+        size, total = plan.logit_groups * GROUP, len(head.weights)
         counts = [(t, min(size, total - t * size)) for t in range(TILES) if t * size < total]
         return [(t, _linear(plan.logits, n)) for t, n in counts]
     return [(s.tile, _linear(plan.x_share, s.count)) for s in plan.layouts[-1].outputs]

@@ -9,12 +9,10 @@ from functools import cached_property
 
 import numpy as np
 
-from coral import isa
 from coral.codegen import blocks
 from coral.codegen.builder import V14, Builder
 from coral.codegen.errors import CodegenError, ShapeError
 from coral.codegen.machine import ALL_TILES, ROW_BYTES, TILES, WORD_BYTES, mask_of
-from coral.codegen.network.emit import LANES
 from coral.codegen.network.program import MAX_WORDS
 from coral.codegen.transformer import frame
 from coral.codegen.transformer.emit import Emitter
@@ -23,7 +21,6 @@ from coral.codegen.transformer.graph import ONE_COLUMNS, ZERO, Transformer
 from coral.codegen.transformer.model import Cache
 from coral.codegen.transformer.plan import Form, Plan
 from coral.codegen.transformer.rows import parameters
-from coral.isa import Walk
 from coral.package.program import Base, Bitstream, DmaHint, InstructionHint, InterruptHint, Kind, Layer, Program
 
 CACHE_OUTPUTS = ("keys", "values")
@@ -82,16 +79,7 @@ class TransformerProgram:
     def caching(self) -> Program:
         """Program that loads the parameters."""
         data, b = self.parameters, Builder(V14, caching=True)
-        b.prologue()
-        b.parameter_dma(len(data))
-        blocks.pop_parameters(b, len(data))
-        parts = parameters(self.plan)
-        for tiles, row, rows in parts:
-            b.emit(isa.RingRecv0, tile_mask=tiles, dst=Walk(row, [1], [len(rows)]))
-        offset = 0
-        for tiles, _, rows in parts:
-            blocks.infeed_parameters(b, offset, rows.nbytes, tiles, LANES)
-            offset += rows.nbytes
+        blocks.load_rows(b, [(tiles, row, len(rows)) for tiles, row, rows in parameters(self.plan)])
         b.epilogue()
         hints = (InstructionHint(), DmaHint(Base.PARAMETER, 0, len(data)), InterruptHint())
         name = f"{self.model.name}_parameters"
