@@ -107,8 +107,8 @@ def _sampling(given: Mapping[str, Any]) -> Sampling:
     values: dict[str, Any] = {}
     for name, default in NUMBERS.items():
         value = default if given.get(name) is None else given[name]
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise RequestError(f"{name} must be a number", param=name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e9:
+            raise RequestError(f"{name} must be a number, and a small one", param=name)
         values[name] = value
     stop = given.get("stop") or ()
     stop = (stop,) if isinstance(stop, str) else stop

@@ -143,7 +143,7 @@ class Scheduler:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(30)
 
     def load(self) -> tuple[int, int]:
         """Requests (being written, waiting)."""

@@ -71,7 +71,7 @@ class Web:
         engine, (active, waiting) = self.scheduler.engine, self.scheduler.load()
         c = engine.config
         tiles: list[list[dict[str, Any]]] = [[] for _ in range(16)]
-        for weights in engine.weights():
+        for weights in await asyncio.to_thread(engine.weights):  # it may wait for the chip's call
             tiles[weights.tile].append({"name": weights.name, "row": weights.row, "rows": weights.rows})
         return JSONResponse(
             {

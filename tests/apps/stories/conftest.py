@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from story_models import CountingEngine
 
-from coral.apps.stories.engines import Model
+from coral.apps.stories.engines import Model, load_model, open_engine
 from coral.apps.stories.scheduler import Limits, Scheduler
 from coral.apps.stories.serve import application
 from coral.llm.tokenizer import Tokenizer
@@ -66,6 +67,20 @@ class PacedEngine(CountingEngine):
     def usage(self) -> Any:
         time.sleep(self.seconds / 2)
         return super().usage()
+
+
+@pytest.fixture(scope="session")
+def stories260k(data: Path) -> Model:
+    """The model on the shelf."""
+    return load_model(data / "stories" / "stories260K.bin")
+
+
+@pytest.fixture(scope="session")
+def stick260k(stories260k: Model) -> Any:
+    """Its matrix products on the simulated stick."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOCKCORAL", "1")
+        return open_engine("matmul", stories260k, "CORAL")
 
 
 @pytest.fixture

@@ -109,33 +109,24 @@ def greedy(engine: Any, model: Model, texts: list[str], words: int) -> list[str]
     return grown
 
 
-@pytest.fixture(scope="module")
-def stories260k(data: Path) -> Model:
-    return load_model(data / "stories" / "stories260K.bin")
-
-
 @pytest.mark.slow
-def test_stories260k_on_the_stick_and_on_the_host(stories260k: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stories260k_on_the_stick_and_on_the_host(stories260k: Model, stick260k: Any) -> None:
     """256 words; the float model's text is the published kind."""
-    monkeypatch.setenv("MOCKCORAL", "1")
-    stick, host = (open_engine("matmul", stories260k, device) for device in ("CORAL", "CPU"))
-    (text,) = greedy(stick, stories260k, [""], 256)
-    assert [text] == greedy(host, stories260k, [""], 256)
+    (text,) = greedy(stick260k, stories260k, [""], 256)
+    assert [text] == greedy(open_engine("matmul", stories260k, "CPU"), stories260k, [""], 256)
     assert text.startswith("Once upon a time, there was a little girl named Lily. She loved to play outside in the")
     assert len(text) > 500
 
 
 @pytest.mark.slow
-def test_batch_of_32_is_32_single_runs(stories260k: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOCKCORAL", "1")
-    engine = open_engine("matmul", stories260k, "CORAL")
+def test_batch_of_32_is_32_single_runs(stories260k: Model, stick260k: Any) -> None:
     who = ["girl", "boy", "cat", "big dog", "bird", "fish that could sing", "bear", "frog"]
     texts = [
         f"{day}, there was a {one}" for day in ("Once upon a time", "One day", "In the park", "At night") for one in who
     ]
-    together = greedy(engine, stories260k, texts, 64)
+    together = greedy(stick260k, stories260k, texts, 32)
     assert len(set(together)) > 20
-    assert together == [greedy(engine, stories260k, [text], 64)[0] for text in texts]
+    assert together == [greedy(stick260k, stories260k, [text], 32)[0] for text in texts]
 
 
 @pytest.mark.slow

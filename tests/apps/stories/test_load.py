@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 
 from apps.stories.conftest import TOKENIZER, PacedEngine, Server, served
 from apps.stories.test_server import post, told
-from coral.apps.stories.engines import load_model, open_engine
+from coral.apps.stories.engines import Model
 from coral.apps.stories.scheduler import Job, Limits, Scheduler, Step
 from coral.driver.errors import TransferFailed
 from coral.llm.story import Sampling, Stories
@@ -109,14 +108,12 @@ def test_a_visitor_with_many_requests_has_no_larger_share() -> None:
 
 
 @pytest.mark.slow
-def test_two_minutes_on_the_software_stick(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_minutes_on_the_software_stick(stories260k: Model, stick260k: Any) -> None:
     """stories260K; the stick stalls a transfer every 10 seconds."""
     from coral.devices import simulated_stick
     from coral.stick import Effect, Fault, FaultPlan, Kind
 
-    monkeypatch.setenv("MOCKCORAL", "1")
-    model = load_model(data / "stories" / "stories260K.bin")
-    engine = open_engine("matmul", model, "CORAL")
+    model, engine = stories260k, stick260k
     bodies = [
         {"prompt": f"Once upon a time, {who}", "max_tokens": 10 + k} for k, who in enumerate(["Lily", "Tom", "Max"])
     ]

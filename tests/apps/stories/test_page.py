@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from apps.stories.conftest import TOKENIZER, PacedEngine, Server, served
-from coral.apps.stories.engines import load_model, open_engine, where
+from coral.apps.stories.engines import Model, where
 from coral.apps.stories.scheduler import Limits
 
 FLAGS = (
@@ -156,14 +157,11 @@ def test_errors_are_shown(browser: Any) -> None:
 
 
 @pytest.mark.slow
-def test_pictures(browser: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOCKCORAL", "1")
-    model = load_model(data / "stories" / "stories260K.bin")
-    engine = open_engine("matmul", model, "CORAL")
+def test_pictures(browser: Any, stories260k: Model, stick260k: Any, tmp_path: Path) -> None:
+    model, engine = stories260k, stick260k
     folder = Path(os.environ.get("SCREENSHOTS") or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
-    for rows in (1, 16):
-        engine.session(rows)
+    engine.session(16).step(np.full(16, 1))
     with served(engine, model.tokenizer, name=model.name, device=where("CORAL")) as server:
         for width, scheme in ((1280, "light"), (390, "light"), (1280, "dark")):
             picture(browser, server, folder, width, scheme)

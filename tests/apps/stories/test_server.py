@@ -7,14 +7,18 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from apps.stories.conftest import TOKENIZER, PacedEngine, Server
 from coral import CoralError
 from coral.apps.stories import serve as serve_module
+from coral.apps.stories.api import RequestError, parse_request
 from coral.apps.stories.scheduler import Limits
 from coral.driver.errors import TransferFailed
 from coral.llm.story import Sampling, Stories
@@ -111,6 +115,7 @@ REFUSED = [
     ({"n": 257}, 400, "n is 257"),
     ({"n": 2.5}, 400, "n is 2.5"),
     ({"temperature": "hot"}, 400, "temperature must be a number"),
+    ({"temperature": 10**400}, 400, "temperature must be a number"),
     ({"temperature": -1}, 400, "0 to 2"),
     (b'{"temperature": NaN}', 400, "temperature is nan"),
     ({"top_p": 2}, 400, "top_p is 2"),
@@ -140,6 +145,35 @@ def test_refusals(serve: Serve) -> None:
         assert status == 400
         assert answer["error"]["param"] == "messages"
     assert server.engine.steps == 0
+
+
+KEYS = st.sampled_from(["content", "text", "a"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda parts: st.lists(parts, max_size=3) | st.dictionaries(KEYS, parts, max_size=2),
+    max_leaves=5,
+)
+FIELDS = [
+    "model",
+    "prompt",
+    "messages",
+    "n",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "stop",
+    "stream",
+    "echo",
+    "user",
+]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), VALUES), st.booleans())
+def test_whatever_comes_is_a_request_or_refused(body: dict[str, Any], chat: bool) -> None:
+    with suppress(RequestError):
+        request = parse_request(json.dumps(body).encode(), "test", TOKENIZER, 64, 256, chat=chat)
+        assert len(request.prompts) == len(request.texts) <= 256
 
 
 def test_addresses(serve: Serve) -> None:
