@@ -32,7 +32,7 @@ class NetworkLayout:
 
     def __init__(self, network: nw.Network, batch: int, grid: nw.Grid | None, stream: bool) -> None:
         self._network, self._batch, self._grid, self._stream = network, batch, grid, stream
-        self.program = functools.lru_cache(maxsize=2)(self._program)
+        self.program = functools.lru_cache(maxsize=4)(self._program)
         """The pair for tiles that are filled up to given rows; ShapeError if it does not fit."""
 
     def _program(self, base_rows: tuple[int, ...]) -> nw.NetworkProgram:
@@ -144,7 +144,7 @@ class Networks:
         if not known.parts:
             try:
                 ready = self._program(known, size)
-            except (PlacementError, ShapeError) as error:
+            except ShapeError as error:
                 known.divide(size, error)
                 return self._run(known, size, inputs)
             return self._calls(ready, size, inputs)

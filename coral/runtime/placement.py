@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,8 +80,10 @@ class Space:
         )
 
 
+HOPELESS = 64
+"""Sets of parameters that are known not to fit together."""
 Find = Callable[[Space], Footprint]
-"""Where parameters would go in a space; raises PlacementError or ShapeError if they do not fit."""
+"""Where parameters would go in a space; raises ShapeError if they do not fit."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class Placement:
         self.limit_rows = limit_rows
         self.footprints: dict[Hashable, Footprint] = {}
         self._find: dict[Hashable, Find] = {}
+        self._hopeless: set[frozenset[tuple[Hashable, int]]] = set()
 
     def use(self, key: Hashable) -> Footprint | None:
         """The footprint of ``key``, which becomes the one used last; None if it has none."""
@@ -114,13 +118,14 @@ class Placement:
         before = dict(self.footprints)
         try:
             footprint = self._fit(find, before.values())
-        except (PlacementError, ShapeError) as error:
-            packed = self._pack(key, find) if before else None
+        except ShapeError:
+            alone = self._fit(find, ())
+            packed = self._pack(key, find, alone)
             if packed is not None:
                 self._find[key] = find
                 self.footprints = {k: packed[k] for k in (*before, key)}
                 return Change(packed[key], moved=tuple(k for k in before if packed[k] != before[k]))
-            footprint = self._evict_until(find, error)
+            footprint = self._evict_until(find, alone)
         self.footprints[key], self._find[key] = footprint, find
         return Change(footprint, evicted=tuple(k for k in before if k not in self.footprints))
 
@@ -153,23 +158,34 @@ class Placement:
                 )
         return found
 
-    def _evict_until(self, find: Find, error: PlacementError | ShapeError) -> Footprint:
+    def _evict_until(self, find: Find, alone: Footprint) -> Footprint:
         while self.footprints:
             self._drop(next(iter(self.footprints)))
-            try:
-                return self._fit(find, self.footprints.values())
-            except (PlacementError, ShapeError) as still:
-                error = still
-        raise error
+            if self._may_fit(alone):
+                with suppress(ShapeError):
+                    return self._fit(find, self.footprints.values())
+        return alone
 
-    def _pack(self, key: Hashable, find: Find) -> dict[Hashable, Footprint] | None:
+    def _may_fit(self, new: Footprint) -> bool:
+        """Whether there are enough rows for all; saves generators most of the attempts that are bound to fail."""
+        together = [new, *self.footprints.values()]
+        limit = min([self.limit_rows, *(footprint.floor for footprint in together)])
+        return sum(footprint.size[1] for footprint in together) <= limit * TILES
+
+    def _pack(self, key: Hashable, find: Find, alone: Footprint) -> dict[Hashable, Footprint] | None:
         """All footprints on an empty chip, the new one included; None if they do not fit."""
-        sizes = {k: f.size for k, f in self.footprints.items()} | {key: self._fit(find, ()).size}
+        known = frozenset((k, f.floor) for k, f in self.footprints.items()) | {(key, alone.floor)}
+        if not self._may_fit(alone) or known in self._hopeless:
+            return None
+        sizes = {k: f.size for k, f in self.footprints.items()} | {key: alone.size}
         floors = {k: f.floor for k, f in self.footprints.items()}
         packed: dict[Hashable, Footprint] = {}
         for k in sorted(sizes, key=lambda k: sizes[k], reverse=True):
             try:
                 packed[k] = self._fit(self._find.get(k, find), packed.values(), floors.get(k))
-            except (PlacementError, ShapeError):
+            except ShapeError:
+                if len(self._hopeless) >= HOPELESS:
+                    self._hopeless.clear()
+                self._hopeless.add(known)
                 return None
         return packed

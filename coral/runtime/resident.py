@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coral import timing
-from coral.codegen.machine import FORWARD_FIFO_ROW
+from coral.codegen.machine import WIDE_ROWS
 from coral.driver import Buffer, Prepared, prepare
 from coral.package.program import Base, DmaHint, Program
 from coral.runtime.placement import Footprint, Placement, Space
@@ -40,7 +40,7 @@ class Layout(Protocol):
     """A generator's way of laying parameters out."""
 
     def find(self, space: Space) -> Footprint:
-        """Where they would go; raises PlacementError or ShapeError if they do not fit."""
+        """Where they would go; raises ShapeError if they do not fit."""
         ...
 
     def caching(self, footprint: Footprint) -> Program:
@@ -109,7 +109,7 @@ class _Item:
 class Residents:
     """What has a place on one stick's chip. Not for several threads."""
 
-    def __init__(self, stick: OpenStick, limit_rows: int = FORWARD_FIFO_ROW) -> None:
+    def __init__(self, stick: OpenStick, limit_rows: int = WIDE_ROWS) -> None:
         self.stick, self.stats = stick, Stats()
         self.placement = Placement(limit_rows)
         self._items: dict[Hashable, _Item] = {}
@@ -126,7 +126,7 @@ class Residents:
                 yield key, footprint, self._items[key].caching
 
     def place(self, key: Hashable, layout: Layout) -> Footprint:
-        """A place for new parameters; others may lose or change theirs. PlacementError or ShapeError if they do not
+        """A place for new parameters; others may lose or change theirs. ShapeError if they do not
         even fit an empty chip."""
         change = self.placement.place(key, layout.find)
         self._drop(change.evicted)

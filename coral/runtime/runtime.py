@@ -12,7 +12,7 @@ import numpy as np
 from coral import timing
 from coral.codegen import network as nw
 from coral.codegen.fc import INPUT, OUTPUT, FcQuant, FcShape
-from coral.codegen.machine import FORWARD_FIFO_ROW
+from coral.codegen.machine import WIDE_ROWS
 from coral.codegen.network.graph import MAX_EXTENT
 from coral.runtime.errors import RuntimeFault
 from coral.runtime.linear import (
@@ -40,7 +40,7 @@ class Runtime:
     ``parameter_rows``: 256-byte rows of every tile that parameters may take, if others need the rest.
     """
 
-    def __init__(self, stick: OpenStick, parameter_rows: int = FORWARD_FIFO_ROW) -> None:
+    def __init__(self, stick: OpenStick, parameter_rows: int = WIDE_ROWS) -> None:
         self._mutex = threading.RLock()
         self._residents = Residents(stick, parameter_rows)
         self._networks = Networks(self._residents)
