@@ -186,9 +186,7 @@ class Plan:
 
         words, quads = g.dim // WORD_BYTES, g.quads(g.context)
         self.output_packets = ceil_div(self.outputs, ROW_BYTES)
-        self.norm_rows = next(
-            (n for n in range(1, words + 1) if words % n == 0 and words // n <= GROUP and words // n % 4 == 0), 1
-        )
+        self.norm_rows = next(n for n in range(1, words + 1) if words % (4 * n) == 0 and words // n <= GROUP)
         attended = self.head_tiles * ceil_div(self.heads * g.head_size, ROW_BYTES)
         hidden = ceil_div(g.hidden, GROUP) * ceil_div(self.units, ROW_BYTES) if self.spread else 0
         self.arrivals = take(max(self.output_tiles * self.output_packets, attended, hidden))

@@ -15,12 +15,12 @@ from coral.codegen.errors import CodegenError, ShapeError
 from coral.codegen.machine import ALL_TILES, ROW_BYTES, TILES, WORD_BYTES, mask_of
 from coral.codegen.network.program import MAX_WORDS
 from coral.codegen.transformer import frame
-from coral.codegen.transformer.emit import Emitter
 from coral.codegen.transformer.frame import Codes
 from coral.codegen.transformer.graph import ONE_COLUMNS, ZERO, Transformer
 from coral.codegen.transformer.model import Cache
 from coral.codegen.transformer.plan import Form, Plan
 from coral.codegen.transformer.rows import parameters
+from coral.codegen.transformer.stages import Stages
 from coral.package.program import Base, Bitstream, DmaHint, InstructionHint, InterruptHint, Kind, Layer, Program
 
 CACHE_OUTPUTS = ("keys", "values")
@@ -94,7 +94,7 @@ class TransformerProgram:
         frame.begin_input(b, size)
         frame.receive_cache(b, plan, positions, self.model.geometry.context, 0)
         if plan.append:
-            e = Emitter(b, plan, self.model.geometry.context - 1)
+            e = Stages(b, plan, self.model.geometry.context - 1)
             for local in range(plan.local_layers):
                 e.rows(plan.head_mask, local, groups=(0, e.groups), quads=(0, e.quads))
             b.reset()
@@ -190,7 +190,7 @@ class TransformerProgram:
         size = frame.token_rows(plan) * ROW_BYTES
         total = size if keep else size + len(plan.kv_tiles) * 2 * frame.stream_bytes(plan, position)
         b = Builder(V14)
-        e = Emitter(b, plan, position)
+        e = Stages(b, plan, position)
         b.prologue()
         frame.begin_input(b, total)
         frame.receive_token(e)
@@ -210,13 +210,13 @@ class TransformerProgram:
         sizes = {name: sum(frame.sent_bytes(words) for _, words in parts) for name, parts in outputs.items()}
         return self._program(b, self.model.name, total, sizes)
 
-    def _beginning(self, e: Emitter, last: int, stage: str) -> None:
+    def _beginning(self, e: Stages, last: int, stage: str) -> None:
         for index in range(last):
             e.layer(index)
             e.hand_over(index, mask_of(s.tile for s in self.plan.layouts[index + 1].heads))
         next(names for names in e.stages(last) if stage in names)
 
-    def _layers(self, e: Emitter) -> None:
+    def _layers(self, e: Stages) -> None:
         plan, b, layers = self.plan, e.b, len(self.model.blocks)
         readers = ALL_TILES if plan.logit_groups else 0
         if self.form.loop:
