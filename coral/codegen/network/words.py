@@ -146,9 +146,14 @@ def average(b: Builder, plan: Plan, wide: Wide, stage: AveragePool) -> None:
 def load_spline(b: Builder, tiles: int, spline: Spline) -> None:
     """Fill the table of the non-linear unit."""
     b.fence(counter_mask((TileCounter.PARTIAL_SUMS,)), units=OP_UNIT)
+    b.emit(isa.NluLoad, tile_mask=tiles, **table_fields(spline))
+
+
+def table_fields(spline: Spline) -> dict[str, float]:
+    """Fields of an instruction that loads a table."""
     table = {f"c{s}_{power}": float(c) for s, row in enumerate(spline.coefficients) for power, c in enumerate(row)}
     table |= {f"brk{k}": float(x) for k, x in enumerate(spline.breakpoints)}
-    b.emit(isa.NluLoad, tile_mask=tiles, table_mode=NLU_MODE, **table)
+    return {"table_mode": NLU_MODE, **table}
 
 
 def multiply(b: Builder, plan: Plan, wide: Wide, stage: Multiply) -> None:

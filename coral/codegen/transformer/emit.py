@@ -14,7 +14,7 @@ from coral import isa
 from coral.codegen import blocks
 from coral.codegen.builder import Builder
 from coral.codegen.machine import GROUP, ROW_BYTES, ROW_UNITS, WORD_BYTES, ceil_div, mask_of
-from coral.codegen.network.words import NLU_MODE
+from coral.codegen.network.words import table_fields
 from coral.codegen.transformer.graph import LARGEST, ZERO
 from coral.codegen.transformer.plan import Layout, Plan
 from coral.isa import TileCounter, Wait, Walk
@@ -43,9 +43,7 @@ class Emitter:
 
     def table(self, tiles: int, spline: Spline) -> None:
         """Fill the non-linear unit; ordered among the ops."""
-        values = {f"c{s}_{power}": float(c) for s, row in enumerate(spline.coefficients) for power, c in enumerate(row)}
-        values |= {f"brk{k}": float(x) for k, x in enumerate(spline.breakpoints)}
-        self.b.emit(isa.NluLoad, tile_mask=tiles, table_mode=NLU_MODE, **values)
+        self.b.emit(isa.NluLoad, tile_mask=tiles, **table_fields(spline))
 
     def op(
         self,

@@ -72,7 +72,7 @@ class Layout:
 
     @property
     def constants(self) -> int:
-        """Row of three multipliers (scores, exponentials, product), behind the queries' and values' matrices."""
+        """In a loop, row of three multipliers (scores, exponentials, product), in front of the queries' matrix."""
         return self.heads[0].row
 
 
