@@ -91,13 +91,18 @@ class _Known:
     ready: OrderedDict[int, _Ready] = field(default_factory=OrderedDict)
     asked: Counter[int] = field(default_factory=Counter)
 
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of images for which there are programs."""
+        return self.parts[0].sizes if self.parts else list(self.ready)
+
     def size(self, batch: int) -> int:
         """Images per call: equal shares of the batch; filled up to a program that exists, unless this number of images
         comes often."""
         size = -(-batch // -(-batch // MAX_BATCH))
         self.asked[size] += 1
-        larger = [s for s in self.ready if size < s <= WASTE * size]
-        return size if size in self.ready or not larger or self.asked[size] > PATIENCE else min(larger)
+        larger = [s for s in self.sizes if size < s <= WASTE * size]
+        return size if size in self.sizes or not larger or self.asked[size] > PATIENCE else min(larger)
 
     def divide(self, batch: int, problem: CoralError) -> None:
         """Makes the best of a network that does not fit an empty chip; ``problem`` if nothing is left to do."""

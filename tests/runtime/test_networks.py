@@ -11,6 +11,7 @@ from codegen.network.random_networks import draw
 
 from coral.codegen import ShapeError
 from coral.codegen import network as nw
+from coral.codegen.network.split import part
 from coral.runtime import RuntimeFault
 from coral.stick import Effect, Fault, Kind
 from runtime.simulated import build_once, check, images, never, opened
@@ -35,6 +36,63 @@ def test_random_networks(seed):
             x = images(rng, network, n)
             check(runtime.network(seed, build, x), network, x)
         assert runtime.stats.calls == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 200))
+def test_more_random_networks_share_a_chip(seed):
+    """Three networks in turn, each with its own numbers of images."""
+    rng = np.random.default_rng(seed)
+    drawn = [draw(10 * seed + k, 2e5) for k in range(3)]
+    with opened() as (runtime, _):
+        for turn in range(3):
+            for key, (maker, _, batch) in enumerate(drawn):
+                network = maker.network()
+                x = images(rng, network, (batch, 1, batch + 1)[turn])
+                check(runtime.network(key, lambda network=network: network, x), network, x)
+
+
+def test_several_inputs_and_outputs():
+    tensors = {name: nw.Tensor(name, 6, 5, 12, zero) for name, zero in (("a", 3), ("b", 250), ("s", 9), ("p", 77))}
+    clamps = {name: (float(-tensors[name].zero_point), float(255 - tensors[name].zero_point)) for name in "sp"}
+    stages = (
+        nw.Add(("a", "b"), "s", clamps["s"], (300, 200), -(300 * 3 + 200 * 250), float(np.float32(0.002))),
+        nw.Multiply(("s", "b"), "p", clamps["p"], float(np.float32(0.01))),
+    )
+    network = nw.Network("two", tensors, ("a", "b"), stages, ("p", "s"))
+    with opened() as (runtime, _):
+        for n in (1, 20, 300):
+            x = images(np.random.default_rng(n), network, n)
+            check(runtime.network("two", lambda: network, x), network, x, step=9)
+        with pytest.raises(RuntimeFault, match=r"inputs of \[1, 2\] images"):
+            runtime.network("two", never, {"a": x["a"][:1], "b": x["b"][:2]})
+
+
+def test_networks_in_several_programs(monkeypatch):
+    """One that no program can hold runs in parts; tensors in between go over the host, with every number of images."""
+    m = Maker(5, 9, 9, 8)
+    first = m.layer(nw.Conv, 16, (3, 3))
+    m.layer(nw.Depthwise, 16, (3, 3))
+    second = m.layer(nw.Conv, 16)
+    m.add(first, second)
+    m.dense(20)
+    network, whole = m.network(m.last, second), nw.NetworkProgram
+
+    def refuses(network: nw.Network, **places) -> nw.NetworkProgram:
+        if len(network.stages) > 3:
+            raise ShapeError("too many stages")
+        return whole(network, **places)
+
+    monkeypatch.setattr(nw, "NetworkProgram", refuses)
+    monkeypatch.setattr(nw, "split", lambda n, batch: [part(n, 0, 2, "begin"), part(n, 2, 5, "end")])
+    with opened() as (runtime, _):
+        for n, calls in ((3, 2), (1, 2), (300, 4), (140, 2)):
+            before = runtime.stats.calls
+            x = images(np.random.default_rng(n), network, n)
+            check(runtime.network(0, lambda: network, x), network, x, step=13)
+            assert runtime.stats.calls - before == calls
+        assert len(runtime.regions()) == runtime.stats.uploads
+        assert runtime.stats.programs == 4, "3 and 150 images, two parts each"
 
 
 def test_every_batch_and_row_is_what_it_would_be_alone():
