@@ -66,8 +66,9 @@ def test_a_second_scale_row_must_wait_for_the_first():
 
 
 @pytest.mark.slow
-def test_most_fences_are_missed():
+def test_fences_that_are_missed():
+    """Ops of a tile run in order, and three orders of units are few: not every fence shows."""
     kept = {word: first_notice(word) for word, _ in resets()}
     unnoticed = [word for word, notice in kept.items() if notice is None]
     print(f"{len(kept)} fences, without {len(unnoticed)} of them nothing was noticed: words {unnoticed}")
-    assert len(unnoticed) <= len(kept) // 3
+    assert len(unnoticed) < len(kept) * 2 // 3
