@@ -39,7 +39,11 @@ def stick(bold, **fields):
     return open_stick(bus, firmware=stand_in_firmware(), check_firmware_hash=False, canary=canary())
 
 
-@pytest.mark.parametrize("form", [Form(), Form(keep=True, loop=True, logits=True)], ids=["sent", "kept"])
+@pytest.mark.parametrize(
+    "form",
+    [Form(), Form(spread=True), Form(keep=True, loop=True, logits=True)],
+    ids=["sent", "spread", "kept"],
+)
 def test_two_stories_and_another_end(checkpoint, model, form):
     with stick(form.keep) as device:
         engine = ChipEngine("chip", checkpoint, model, device, form, check=True)
