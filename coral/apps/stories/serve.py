@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,9 +46,11 @@ def serve(
     :raises ServeError: see there; StoriesError, CheckpointError, TokenizerError: wrong files; errors of the device
     """
     require_packages()
+    try:
+        listening = socket.create_server((host, port))
+    except OSError as error:
+        raise ServeError(f"cannot listen at {host}:{port} ({error.strerror}); another one: --port") from None
     choose_device(device)
-    import socket
-
     import uvicorn
     from rich.console import Console
 
@@ -62,10 +65,6 @@ def serve(
         for rows in warm:
             opened.session(rows).step(_first_words(rows))
     place = where()
-    try:
-        listening = socket.create_server((host, port))
-    except OSError as error:
-        raise ServeError(f"cannot listen at {host}:{port} ({error.strerror}); another one: --port") from None
     console.print(f"{model.name}, engine {engine}, on {place}")
     console.print(f"http://{host}:{listening.getsockname()[1]}/   OpenAI's interface: /v1   Ctrl-C ends it")
     scheduler, app = application(opened, model, place)

@@ -269,3 +269,10 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(serve_module.ServeError, match=r"starlette and uvicorn: pip install 'tinycoral\[serve\]'"):
         serve_module.require_packages()
     assert issubclass(serve_module.ServeError, CoralError)
+
+
+def test_an_address_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(serve_module.ServeError, match=rf"cannot listen at 127.0.0.1:{port} .*--port"):
+            serve_module.serve(port=port)
