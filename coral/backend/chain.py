@@ -92,7 +92,11 @@ class Chain:
 
     def identity(self) -> bytes:
         """A name for what is computed, whatever the number of images and the contents of the parameters."""
-        layers = [(s.layer.to_json() | {"shape": None}, s.reads, len(s.parameters), s.writes) for s in self.steps]
+        place = {number: k for k, number in enumerate(self.parameters)}
+        layers = [
+            (s.layer.to_json() | {"shape": None}, s.reads, [place[number] for number in s.parameters], s.writes)
+            for s in self.steps
+        ]
         values = [(v.image[1:], v.zero_point) for v in self.values]
         ends = [[value for value, _ in pairs] for pairs in (self.inputs, self.outputs)]
         return hashlib.blake2b(json.dumps([layers, values, ends]).encode(), digest_size=16).digest()

@@ -104,6 +104,7 @@ class ChipProgram(Program["CORALDevice"]):
     ) -> bool:
         """Computes a chain's outputs by one network; False if the chip has no form for it."""
         from coral.codegen.errors import CodegenError
+        from coral.runtime import PlacementError
 
         start, layer = time.perf_counter(), chain.steps[0].layer
         if len(chain.steps) == 1 and isinstance(layer, Linear) and (spec := linear_spec(layer)) is not None:
@@ -116,7 +117,7 @@ class ChipProgram(Program["CORALDevice"]):
             inputs = {tensor(value): values[value] for value, _ in chain.inputs}
             try:
                 results = self.dev.chip.network(key, lambda: chain.network(arrays), inputs)
-            except CodegenError:
+            except (CodegenError, PlacementError):
                 self._apart = True
                 return False
             values.update((value, results[tensor(value)]) for value, _ in chain.outputs)

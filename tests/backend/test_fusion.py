@@ -190,6 +190,32 @@ def test_weights_written_between_two_calls_are_new_weights(chip, cpu: str) -> No
     assert len(chip.networks) == 3
 
 
+def test_the_same_weights_in_another_order_are_another_network(chip) -> None:
+    """Two weight buffers, three layers: which layer has which is part of the network's name."""
+    first, second = (Tensor(w, device="CORAL").realize() for w in WEIGHTS[:2])
+    results = []
+    for order in ((first, second, first), (first, second, second), (first, second, first)):
+        x = Tensor(X, device="CORAL").realize()
+        for w in order:
+            x = qconv2d_expression(x, w, None, ZP, 128, 0.01, 0, 255, ZP, padding=1)
+        results.append(x.numpy())
+    assert len(chip.networks) == 2
+    assert np.array_equal(results[0], results[2])
+    assert not np.array_equal(results[0], results[1])
+
+
+def test_one_network_whatever_the_number_of_images(chip) -> None:
+    """The weights that are on the chip serve all of them."""
+    weights = [Tensor(w, device="CORAL").realize() for w in WEIGHTS[:2]]
+    for images in (1, 2, 5):
+        x = Tensor(np.repeat(X[:1], images, 0), device="CORAL").realize()
+        for w in weights:
+            x = qconv2d_expression(x, w, None, ZP, 128, 0.01, 0, 255, ZP, padding=1)
+        x.realize()
+    assert len(chip.networks) == 1
+    assert [count for _, count in chip.network_calls] == [1, 2, 5]
+
+
 def test_fusion_switched_off(chip, cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORAL_FUSE", "0")
     assert both(lambda x: dense(conv(conv(x), 1)), cpu) == (3, 3, 0)
