@@ -86,8 +86,11 @@ class TransformerProgram:
         return Program(Kind.PARAMETER_CACHING, (self._finish(b),), hints, parameters=data, token=self.token, name=name)
 
     def initialise(self, positions: int) -> Program:
-        """Program that fills the caches: keys and values of the first positions from the host, 128 behind them."""
-        self._check(positions, 1)
+        """Program that fills the caches: keys and values of the first positions from the host, 128 behind them.
+
+        At least one position and not all: ShapeError.
+        """
+        self._check(positions)
         plan, b = self.plan, Builder(V14)
         size = len(plan.kv_tiles) * 2 * frame.stream_bytes(plan, positions)
         b.prologue()
@@ -179,13 +182,13 @@ class TransformerProgram:
                 target[where] = piece.reshape(plan.local_layers, plan.kv_heads, g.head_size)
         return Token(result, *found)
 
-    def _check(self, position: int, extra: int) -> None:
+    def _check(self, position: int) -> None:
         context = self.model.geometry.context
-        if not 1 <= position < context + extra:
+        if not 1 <= position < context:
             raise ShapeError(f"{self.model.name}: position {position}, the chip's programs are for 1..{context - 1}")
 
     def _build(self, position: int, stop: tuple[int, str] | None = None) -> Program:
-        self._check(position, 0)
+        self._check(position)
         plan, keep = self.plan, self.form.keep
         size = frame.token_rows(plan) * ROW_BYTES
         total = size if keep else size + len(plan.kv_tiles) * 2 * frame.stream_bytes(plan, position)

@@ -164,8 +164,9 @@ def test_arguments():
     program = tf.TransformerProgram(random_model(TINY, 1))
     cache, token = tf.Cache.empty(program.model), np.zeros(32, np.uint8)
     for position in (0, 24):
-        with pytest.raises(ShapeError, match=f"position {position}"):
-            program.execution(position)
+        for make in (program.execution, program.initialise):
+            with pytest.raises(ShapeError, match=f"position {position}"):
+                make(position)
     with pytest.raises(ShapeError, match="must be given"):
         program.pack(token, 3)
     with pytest.raises(ShapeError, match=r"uint8 \[32\]"):
