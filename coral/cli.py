@@ -287,7 +287,7 @@ def compile_(
     report: Annotated[Literal["text", "json", "none"], typer.Option(help="What to print about it.")] = "text",
     picture: Annotated[Path | None, typer.Option(dir_okay=False, help="Placement and timeline to write (PNG).")] = None,
 ) -> None:
-    """Compile quantised TFLite MODELs for a stick; several are compiled to stay on the chip together."""
+    """Compile quantised TFLite or ONNX MODELs for a stick; several are compiled to stay on the chip together."""
     from coral.apps.compile import compile_files
 
     compile_files(models, out, batch=batch, clock=clock, report=report, picture=picture)

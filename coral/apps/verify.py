@@ -23,11 +23,12 @@ from coral.apps.direct import DirectChip
 from coral.apps.files import image_input
 from coral.apps.model import Array, OnChip, Port, Target, refuse_over_usb
 from coral.chip import Chip
+from coral.compiler import load_model
 from coral.compiler.batch import images_of, rebatched
 from coral.compiler.lowering import renamed
 from coral.evaluate import evaluate
 from coral.evaluate.compare import ChipPart, Difference, chip_part, difference
-from coral.package.graph import Graph, read_model
+from coral.package.graph import Graph
 from coral.package.tensors import unpack_output
 from coral.package.tflite_file import EdgeTpuModel, read_parts
 
@@ -76,7 +77,7 @@ def verify_pair(
             refuse_over_usb(file, compiled.name)
     elif not all(file.package.execution.fully_deterministic for file in files):
         device = "direct"
-    graph = like(read_model(original).main, files[0])
+    graph = like(load_model(original).main, files[0])
     report = Report(compiled.name, device, {})
     inside: set[int] = set()
     target = _target(device)

@@ -11,6 +11,7 @@ from coral.codegen import network as nw
 from coral.compiler.batch import images_of, rebatched
 from coral.compiler.errors import CompileError, NothingToCompileError
 from coral.compiler.lowering import unique_names
+from coral.compiler.onnx import is_onnx, read_onnx
 from coral.compiler.partition import Partition, partition
 from coral.compiler.placing import package_of, placed, token_of
 from coral.compiler.report import Report, report_of
@@ -47,14 +48,14 @@ class Compiled:
 def compile_models(sources: Sequence[Path | str | bytes], *, batch: int = 1) -> list[Compiled]:
     """Compile models together: one parameter caching token, all parameters resident at once if they fit.
 
-    :param sources: TFLite files, as paths or bytes
+    :param sources: TFLite or ONNX files, as paths or bytes
     :param batch: images per call, times those of the models
     :raises CompileError: nothing of a model has a program, or it cannot be compiled at all
     :raises coral.package.PackageError: a file is damaged
     """
     if not 1 <= batch <= nw.MAX_BATCH:
         raise CompileError(f"batch {batch}: a program takes 1 to {nw.MAX_BATCH} images")
-    models = [(name_of(source), read_model(source)) for source in sources]
+    models = [(name_of(source), load_model(source)) for source in sources]
     parts = [_partitioned(name, model, batch) for name, model in models]
     segments = [segment for part in parts for segment in part.segments]
     programs, resident = placed([segment.program for segment in segments])
@@ -68,6 +69,11 @@ def compile_models(sources: Sequence[Path | str | bytes], *, batch: int = 1) -> 
         ]
         compiled.append(Compiled(name, compiled_file(model, part, packages), part, tuple(own), resident))
     return compiled
+
+
+def load_model(source: Path | str | bytes) -> Model:
+    """A TFLite or ONNX model. :raises PackageError, CompileError: it is damaged or of a kind that is not covered."""
+    return Model((read_onnx(source),), 3, "ONNX", b"") if is_onnx(source) else read_model(source)
 
 
 def name_of(source: Path | str | bytes) -> str:

@@ -137,7 +137,10 @@ def _workers(found: Partition, numbers: Sequence[int]) -> set[int]:
 def _merged(found: Partition, parts: list[Segment | int], live: set[int]) -> list[Segment | int]:
     """Neighbouring segments as one where that fits."""
     merged: list[Segment | int] = []
+    repeated: tuple[int, ...] = ()
     for part in parts:
+        if part in repeated:
+            continue
         last = merged[-1] if merged else None
         if isinstance(part, Segment) and isinstance(last, Segment):
             try:
@@ -145,8 +148,9 @@ def _merged(found: Partition, parts: list[Segment | int], live: set[int]) -> lis
             except (CodegenError, Refused):
                 both = None
             if both is not None and not both.echoes:
-                merged[-1] = both
+                merged[-1], repeated = both, part.echoes
                 continue
+        repeated = ()
         merged.append(part)
     return merged
 
