@@ -357,6 +357,10 @@ class _Reader:
             raise self._error("an average with padding divides by other counts at the border")
         return lambda quant, act: self.out.pool("AVERAGE_POOL_2D", x, geometry, quant, fail)
 
+    def _qlinearaveragepool(self) -> Code:
+        pending, quant = self._averagepool(), self._quant(3, 4)
+        return pending(quant, NONE)
+
     def _globalaveragepool(self) -> Pending:
         x = self._code(0)
         return lambda quant, act: self.out.mean(x, quant, keep=True)
