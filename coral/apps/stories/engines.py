@@ -154,6 +154,17 @@ class MatmulEngine(TinygradEngine):
         device = Device[self.model.device]
         return getattr(device, "chip", None)
 
+    def compiled(self, rows: int) -> Any:
+        """As the engine of plain tinygrad; layers go to the chip even where the host would be faster, unless
+        CORAL_PLACE says otherwise."""
+        chosen = "CORAL_PLACE" in os.environ
+        os.environ.setdefault("CORAL_PLACE", "chip")
+        try:
+            return super().compiled(rows)
+        finally:
+            if not chosen:
+                del os.environ["CORAL_PLACE"]
+
     def usage(self) -> Usage:
         """See :class:`~coral.llm.engine.Engine`. All of the process's calls on this device count."""
         if self._chip is None:

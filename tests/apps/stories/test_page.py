@@ -59,10 +59,11 @@ class Page:
 
     def until(self, condition: Callable[[], Any], seconds: float = 60) -> None:
         """Waits until it holds."""
-        for _ in range(int(seconds * 20)):
+        pause = 50 if seconds <= 60 else 500
+        for _ in range(int(1000 * seconds / pause)):
             if condition():
                 return
-            self.tab.wait_for_timeout(50)
+            self.tab.wait_for_timeout(pause)
         raise AssertionError(f"waited in vain; complaints: {self.complaints}")
 
     def text(self, selector: str) -> str:
