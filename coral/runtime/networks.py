@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,8 @@ from coral.runtime.resident import CallPlan, Residents, Running, call_plan
 
 NETWORKS, SIZES = 128, 16
 """Networks kept ready, with their weights, and numbers of images for which each has a program."""
+ATTEMPTS = 4
+"""Places for which a network's program, or why there is none, is remembered."""
 PATIENCE, WASTE = 3, 8
 """Calls with an odd number of images that are filled up to a known program, of so many times the images at most,
 before they get their own."""
@@ -32,13 +33,29 @@ class NetworkLayout:
 
     def __init__(self, network: nw.Network, batch: int, grid: nw.Grid | None, stream: bool) -> None:
         self._network, self._batch, self._grid, self._stream = network, batch, grid, stream
-        self.program = functools.lru_cache(maxsize=4)(self._program)
-        """The pair for tiles that are filled up to given rows; ShapeError if it does not fit."""
+        self._made: OrderedDict[tuple[int, ...], nw.NetworkProgram | str] = OrderedDict()
 
-    def _program(self, base_rows: tuple[int, ...]) -> nw.NetworkProgram:
-        return nw.NetworkProgram(
-            self._network, batch=self._batch, grid=self._grid, base_rows=base_rows, top=TOP_ROW, stream=self._stream
-        )
+    def program(self, base_rows: tuple[int, ...]) -> nw.NetworkProgram:
+        """The pair for tiles that are filled up to given rows; ShapeError if it does not fit."""
+        if base_rows not in self._made:
+            try:
+                self._made[base_rows] = nw.NetworkProgram(
+                    self._network,
+                    batch=self._batch,
+                    grid=self._grid,
+                    base_rows=base_rows,
+                    top=TOP_ROW,
+                    stream=self._stream,
+                )
+            except ShapeError as error:
+                self._made[base_rows] = str(error)
+            if len(self._made) > ATTEMPTS:
+                self._made.popitem(last=False)
+        self._made.move_to_end(base_rows)
+        found = self._made[base_rows]
+        if isinstance(found, str):
+            raise ShapeError(found)
+        return found
 
     def find(self, space: Space) -> Footprint:
         """Where the generator puts them on top of what is taken. What needs streaming gets the whole chip, so that
@@ -89,6 +106,7 @@ class _Known:
     stream: bool = False
     parts: list[_Known] = field(default_factory=list)
     ready: OrderedDict[int, _Ready] = field(default_factory=OrderedDict)
+    layouts: dict[int, NetworkLayout] = field(default_factory=dict)
     asked: Counter[int] = field(default_factory=Counter)
 
     @property
@@ -104,6 +122,13 @@ class _Known:
         larger = [s for s in self.sizes if size < s <= WASTE * size]
         return size if size in self.sizes or not larger or self.asked[size] > PATIENCE else min(larger)
 
+    def layout(self, size: int) -> NetworkLayout:
+        """The layout for a number of images; it remembers its last programs, so that networks that take each other's
+        place are not generated again."""
+        if size not in self.layouts:
+            self.layouts[size] = NetworkLayout(self.network, size, self.grid, self.stream)
+        return self.layouts[size]
+
     def divide(self, batch: int, problem: CoralError) -> None:
         """Makes the best of a network that does not fit an empty chip; ``problem`` if nothing is left to do."""
         if self.stream:
@@ -111,6 +136,7 @@ class _Known:
         parts = nw.split(self.network, batch=batch)
         if len(parts) == 1:
             self.stream = True
+            self.layouts.clear()
         else:
             self.parts = [_Known(part, (self.weights, k), self.grid) for k, part in enumerate(parts)]
 
@@ -181,15 +207,18 @@ class Networks:
             placed = self._residents.placed(ready.parameters)
             if placed is not None and placed[0].place == ready.place:
                 return ready
-        layout = NetworkLayout(known.network, size, known.grid, known.stream)
+        layout = known.layout(size)
         parameters, place = self._shared(known.weights, layout) or self._place(known.weights, layout)
         program = layout.program(place)
-        self._residents.stats.programs += 1
-        cycles = timing.chip_cycles(b.data for b in program.execution.bitstreams) * program.passes
-        plan = call_plan(program.execution, cycles, self._residents.stick.clock_hz)
+        if ready is not None and ready.program is program:
+            plan = ready.plan
+        else:
+            self._residents.stats.programs += 1
+            cycles = timing.chip_cycles(b.data for b in program.execution.bitstreams) * program.passes
+            plan = call_plan(program.execution, cycles, self._residents.stick.clock_hz)
         ready = known.ready[size] = _Ready(program, plan, parameters, place)
         if len(known.ready) > SIZES:
-            known.ready.popitem(last=False)
+            del known.layouts[known.ready.popitem(last=False)[0]]
         return ready
 
     def _shared(self, weights: Hashable, layout: NetworkLayout) -> tuple[Hashable, tuple[int, ...]] | None:
