@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from coral import __version__, timing
 from coral.codegen import network as nw
@@ -16,7 +19,8 @@ from coral.compiler.partition import Partition, partition
 from coral.compiler.placing import package_of, placed, token_of
 from coral.compiler.report import Report, report_of
 from coral.compiler.write import compiled_file
-from coral.package.graph import Model, read_model
+from coral.evaluate.operands import CODE_OFFSETS
+from coral.package.graph import Graph, Model, read_model
 from coral.package.tflite_file import CUSTOM_CODE
 
 
@@ -81,7 +85,38 @@ def name_of(source: Path | str | bytes) -> str:
     return "model" if isinstance(source, bytes) else Path(source).stem
 
 
+MAX_HOST_BYTES = 300_000_000
+"""Of all tensors of a model together."""
+
+
+def check_model(name: str, graph: Graph) -> None:
+    """:raises CompileError: a model that no partition can help: dynamic, float, too large, or without inputs"""
+    if not graph.inputs or not graph.outputs or not graph.operators:
+        raise CompileError(f"{name} has {len(graph.inputs)} inputs and {len(graph.operators)} operators")
+    for i in graph.inputs:
+        tensor = graph.tensors[i]
+        if not tensor.shape or min(tensor.shape) < 1:
+            raise CompileError(
+                f"{name}: the input {tensor.name!r} has the dynamic shape {tensor.shape}; fix it when converting"
+            )
+    size = sum(math.prod(t.shape) * (t.dtype.itemsize if t.dtype else 1) for t in graph.tensors)
+    if size > MAX_HOST_BYTES:
+        largest = max(graph.tensors, key=lambda t: math.prod(t.shape))
+        raise CompileError(
+            f"{name} needs {size / 1e6:,.0f} MB on the host, the limit is {MAX_HOST_BYTES / 1e6:.0f} MB; "
+            f"the largest is {largest.name!r} of shape {largest.shape}"
+        )
+    made = [graph.tensors[i] for op in graph.operators for i in op.outputs if i >= 0]
+    if not any(t.dtype in CODE_OFFSETS for t in made):
+        first = next((t for t in made if t.dtype == np.float32), made[0])
+        raise CompileError(
+            f"{name} is not quantised: tensor {first.name!r} is {first.dtype}, the chip computes uint8 or int8. "
+            "Convert it with full integer quantisation (a representative dataset in TFLite's converter), or use coral.quantize"
+        )
+
+
 def _partitioned(name: str, model: Model, batch: int) -> Partition:
+    check_model(name, model.main)
     graph = rebatched(model.main, batch)
     if any(op.name == CUSTOM_CODE for op in graph.operators):
         raise CompileError(f"{name} is compiled already: it holds the operator {CUSTOM_CODE!r}")

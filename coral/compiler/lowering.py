@@ -84,7 +84,7 @@ class Lowering:
         self.as_written(value)
         x = self.tensors[value.name]
         shape = (x.y + sum(value.pads[0]), x.x + sum(value.pads[1]), x.c)
-        name = self.fresh(f"{value.name}:padded", shape, x.zero_point, x.scale)
+        name = self.fresh(f"{value.name}:with pads", shape, x.zero_point, x.scale)
         before = value.pads[0][0], value.pads[1][0]
         self.add(nw.Pad((value.name,), name, numerics.integer_clamps(x.zero_point), before), number)
         return Value(name, shape)

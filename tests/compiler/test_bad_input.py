@@ -1,0 +1,128 @@
+"""What cannot be compiled says why; what the chip lacks in the middle of a model stays on the host."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import coral
+from coral import CoralError
+from coral.apps.direct import DirectChip
+from coral.compiler import CompileError, compile_models
+from coral.compiler.partition import Segment
+from coral.evaluate.graph import run_operators
+from coral.package.graph import Graph, Operator, Tensor, read_model
+from coral.package.graph_file import write_model
+
+
+def tensor(name: str, shape: tuple[int, ...], dtype: str = "u1", scale: float = 0.1) -> Tensor:
+    kind = {"u1": 3, "i1": 9, "f4": 0, "i4": 2}[dtype]
+    quant = ([scale], [7]) if dtype in ("u1", "i1") else ([], [])
+    return Tensor(
+        name, shape, kind, np.dtype(dtype), np.array(quant[0], np.float32), np.array(quant[1], np.int64), 0, None, False
+    )
+
+
+def chain(tensors: list[Tensor], *names: str) -> Graph:
+    ops = [Operator(name, (i,), (i + 1,), {}) for i, name in enumerate(names)]
+    return Graph("main", tuple(tensors), (0,), (len(names),), tuple(ops))
+
+
+def compiled(graph: Graph, **options: Any) -> Any:
+    return compile_models([write_model([graph])], **options)[0]
+
+
+def test_float_models_name_a_tensor_and_what_to_do():
+    graph = chain([tensor("x", (1, 4), "f4"), tensor("middle", (1, 4), "f4")], "RELU")
+    with pytest.raises(CompileError, match=r"tensor 'middle' is float32, .* coral.quantize"):
+        compiled(graph)
+
+
+def test_dynamic_shapes():
+    graph = chain([tensor("x", (1, 0, 4)), tensor("y", (1, 0, 4))], "RELU")
+    with pytest.raises(CompileError, match=r"'x' has the dynamic shape \(1, 0, 4\)"):
+        compiled(graph)
+
+
+def test_batches():
+    graph = chain([tensor("x", (1, 5)), tensor("y", (1, 5))], "RELU")
+    for batch in (0, -1, 257):
+        with pytest.raises(CompileError, match=f"batch {batch}: a program takes 1 to 256"):
+            compiled(graph, batch=batch)
+    one = compiled(graph, batch=6)
+    model = coral.load(one.data, device=DirectChip())
+    assert model.inputs[0].shape == (6, 5)
+    x = np.arange(30, dtype=np.uint8).reshape(6, 5)
+    assert (model(x) == np.maximum(x, 7)).all()
+    order = Tensor(
+        "o",
+        (2,),
+        2,
+        np.dtype("i4"),
+        np.zeros(0, np.float32),
+        np.zeros(0, np.int64),
+        0,
+        np.array([1, 0], np.int32),
+        False,
+    )
+    turned = Graph(
+        "main",
+        (tensor("x", (1, 5)), order, tensor("y", (5, 1))),
+        (0,),
+        (2,),
+        (Operator("TRANSPOSE", (0, 1), (2,), {}, (), None, "TransposeOptions"),),
+    )
+    with pytest.raises(CompileError, match=r"treat images alike|along the first axis"):
+        compiled(turned, batch=2)
+
+
+def test_models_that_need_too_much_memory():
+    graph = chain([tensor("x", (1, 4)), tensor("huge", (1, 30000, 20000))], "RELU")
+    with pytest.raises(CompileError, match=r"needs 600 MB .* limit is 300 MB; the largest is 'huge'"):
+        compiled(graph)
+
+
+def test_an_unknown_operator_in_the_middle():
+    """Two segments around it; and the whole still runs."""
+    shape = (1, 6, 6, 8)
+    names = ["RELU", "HARD_SWISH", "LOGISTIC"]
+    graph = chain([tensor(n, shape) for n in "xabc"], *names)
+    one = compiled(graph)
+    assert one.partition.reasons == {1: "HARD_SWISH has no program on the chip"}
+    assert [isinstance(item, Segment) for item in one.partition.order] == [True, False, True]
+    x = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    expected = run_operators(graph, range(3), {0: x})[3]
+    assert (coral.load(one.data, device=DirectChip())(x) == expected).all()
+
+
+def test_compiled_models_are_not_compiled_again(corpus: Path):
+    with pytest.raises(CompileError, match="compiled already"):
+        compile_models([corpus / "dense" / "dense_256_edgetpu.tflite"])
+
+
+def test_damaged_files_give_typed_errors(corpus: Path):
+    data = (corpus / "robotics" / "gabor_64x64_p4.tflite").read_bytes()
+    rng = np.random.default_rng(1)
+    for size in (0, 3, 8, 100, len(data) // 2, len(data) - 40):
+        with pytest.raises(CoralError):
+            compile_models([data[:size]])
+    for _ in range(60):
+        damaged = bytearray(data)
+        for at in rng.integers(0, len(data), 3):
+            damaged[at] = rng.integers(256)
+        with contextlib.suppress(CoralError):
+            compile_models([bytes(damaged)])
+
+
+def test_tensors_without_names_or_with_the_same(corpus: Path, tmp_path: Path):
+    graph = read_model(corpus / "robotics" / "gabor_64x64_p4.tflite").main
+    same = replace(graph, tensors=tuple(replace(t, name="t") for t in graph.tensors))
+    model = coral.load(compiled(same).data, device=DirectChip())
+    names = [port.name for port in itertools.chain(model.inputs, model.outputs)]
+    assert len(set(names)) == len(names)
