@@ -111,7 +111,7 @@ def check_model(name: str, graph: Graph) -> None:
         first = next((t for t in made if t.dtype == np.float32), made[0])
         raise CompileError(
             f"{name} is not quantised: tensor {first.name!r} is {first.dtype}, the chip computes uint8 or int8. "
-            "Convert it with full integer quantisation (a representative dataset in TFLite's converter), or use coral.quantize"
+            "Convert it with full integer quantisation (a representative dataset), or use coral.quantize"
         )
 
 
