@@ -195,6 +195,18 @@ def normalised(maker: Maker, rng: np.random.Generator) -> None:
     maker.normalise(nw.Softmax if rng.integers(2) else nw.L2Normalise)
 
 
+def joined(maker: Maker, rng: np.random.Generator) -> None:
+    """One more input, which meets the map: as it is, or behind a layer."""
+    source = maker.last
+    t = maker.tensors[source]
+    if rng.integers(2):
+        maker.input(t.y, t.x, t.c)
+    else:
+        maker.input(t.y, t.x, extent(rng, 20))
+        maker.layer(nw.Conv, t.c, _kernel(rng, maker, 3))
+    (maker.add if rng.integers(3) else maker.multiply)(source, maker.last)
+
+
 BODY = [
     conv,
     pointwise,
@@ -210,5 +222,6 @@ BODY = [
     multiplied,
     resized,
     normalised,
+    joined,
 ]
 KINDS = [*BODY, conv, tail, chain, chain, chain]

@@ -172,14 +172,14 @@ def _random(seed: int, budget: float) -> None:
         p = nw.NetworkProgram(m.network(), batch=batch, grid=grid, own_input=seed % 4 == 0)
     except ShapeError:  # images too large for this grid; some other one must do
         p = nw.NetworkProgram(m.network(), batch=batch)
-    check(p, m.images(batch), seed=seed)
+    check(p, m.all_images(batch), seed=seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(50))
 def test_order_of_units_does_not_matter(number):
     m, grid, batch = draw(20_000 + number, 2e5)
-    p, images = nw.NetworkProgram(m.network(), batch=batch, grid=grid), m.images(batch)
+    p, images = nw.NetworkProgram(m.network(), batch=batch, grid=grid), m.all_images(batch)
     for seed in range(20):
         check(p, images, seed=seed)
 
