@@ -57,14 +57,14 @@ class _Writer:
         self.operators.append(Operator(CUSTOM_CODE, tuple(ends[0]), tuple(ends[1]), {}, (), options, "", 1, True))
 
     def _padded(self, number: int, layer: Layer) -> int:
-        """The tensor that the layer takes: itself, or with columns and rows of zero points added by the host."""
+        """The tensor that the layer takes: itself, or with rows, columns and channels of zero points in addition."""
         tensor = self.tensors[number]
         if math.prod(tensor.shape) == layer.y * layer.x * layer.z * layer.executions:
             return number
         images = tensor.shape[0]
         y, x, c = (*(1,) * (4 - len(tensor.shape)), *tensor.shape[1:])
         rows, rest = divmod(layer.y * layer.executions, images)
-        if rest or rows < y or layer.x < x or layer.z != c:
+        if rest or rows < y or layer.x < x or layer.z < c:
             raise CompileError(
                 f"batch {images} of {tensor.name!r} is not {layer.executions} passes of {layer.y} rows: choose a "
                 "multiple of the images of a pass"
@@ -75,8 +75,8 @@ class _Writer:
             target = self._constant(np.array(shape, np.int32), f"{tensor.name}:rows:shape")
             self._operator("RESHAPE", (number, target), reshaped, {"new_shape": shape}, "ReshapeOptions")
             number = reshaped
-        pads = np.array([[0, 0], [0, rows - y], [0, layer.x - x], [0, 0]], np.int32)
-        shape = (images, rows, layer.x, c)
+        pads = np.array([[0, 0], [0, rows - y], [0, layer.x - x], [0, layer.z - c]], np.int32)
+        shape = (images, rows, layer.x, layer.z)
         result = self._new(replace(tensor, shape=shape, name=f"{tensor.name}{PADDED}"))
         version = 2 if tensor.dtype == np.int8 else 1
         self._operator("PAD", (number, self._constant(pads, f"{tensor.name}:pads")), result, {}, "PadOptions", version)

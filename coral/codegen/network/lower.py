@@ -35,7 +35,7 @@ def lowered(network: Network) -> Network:
     """The same network, outputs' names included, without Pad, Reshape, TransposeConv, cut positions, requantised or
     misaligned parts. ShapeError: a reshape in the middle of a network.
     """
-    return _Lowering(_without_reshapes(network)).network
+    return _Lowering(_with_whole_words(_without_reshapes(network))).network
 
 
 class _Lowering:
@@ -91,12 +91,15 @@ class _Lowering:
                 return
             source = target
         shift = stage.begin % WORD_BYTES
-        if not shift:
+        readers = list(self.old.readers(y.name))
+        if source in self.old.inputs and self._may_select(y, readers):
+            self.selected[y.name] = source, np.arange(y.c) + stage.begin
+        elif not shift:
             self.stages.append(Slice((source,), y.name, stage.clamps, stage.begin))
-            return
-        aligned = self._tensor(y, "aligned", c=y.c + shift)
-        self.stages.append(Slice((source,), aligned, stage.clamps, stage.begin - shift))
-        self._select(y, aligned, np.arange(y.c) + shift)
+        else:
+            aligned = self._tensor(y, "aligned", c=y.c + shift)
+            self.stages.append(Slice((source,), aligned, stage.clamps, stage.begin - shift))
+            self._select(y, aligned, np.arange(y.c) + shift)
 
     def concatenate(self, stage: Concatenate) -> None:
         """Parts in the result's quantisation, each from a whole word on; channels are selected from that if need be."""
@@ -118,13 +121,16 @@ class _Lowering:
 
     def _select(self, y: Tensor, source: str, channels: np.ndarray) -> None:
         """Makes ``y`` the given channels of ``source``: in the weights of its readers, or by an exact convolution."""
-        readers = list(self.old.readers(y.name))
-        if y.name not in self.old.outputs and readers and all(type(r) in (Conv, Dense) for r in readers):
+        if self._may_select(y, list(self.old.readers(y.name))):
             self.selected[y.name] = source, channels
             return
         weights = np.zeros((y.c, 1, 1, self.tensors[source].c), np.uint8)
         weights[np.arange(y.c), 0, 0, channels] = 1
         self.stages.append(Conv((source,), y.name, whole_range(y), weights, None, 0, 1.0))
+
+    def _may_select(self, y: Tensor, readers: list[Stage]) -> bool:
+        """Whether only weights stand between a tensor and its readers' results."""
+        return y.name not in self.old.outputs and bool(readers) and all(type(r) in (Conv, Dense) for r in readers)
 
     def _on_selected(self, stage: Stage) -> Stage:
         """A reader of selected channels, on what they were selected from."""
@@ -201,6 +207,25 @@ def phase_taps(
     if behind > 0:
         taps, pad = [*[None] * behind, *taps], pad + behind
     return taps, pad
+
+
+def _with_whole_words(network: Network) -> Network:
+    """Inputs of more than a word per position have whole words: what the host adds are zero points nobody reads."""
+    tensors, renamed = dict(network.tensors), {}
+    for name in network.inputs:
+        x = tensors[name]
+        if x.c <= WORD_BYTES or x.c % WORD_BYTES == 0 or all(isinstance(r, Dense) for r in network.readers(name)):
+            continue
+        if name in network.outputs:
+            continue
+        tensors[name] = replace(x, c=round_up(x.c, WORD_BYTES))
+        renamed[name] = f"{name}:channels"
+        tensors[renamed[name]] = replace(x, name=renamed[name])
+    if not renamed:
+        return network
+    stages = (replace(s, inputs=tuple(renamed.get(n, n) for n in s.inputs)) for s in network.stages)
+    slices = [Slice((n,), channels, (0.0, 0.0)) for n, channels in renamed.items()]
+    return replace(network, tensors=tensors, stages=(*slices, *stages))
 
 
 def _without_reshapes(network: Network) -> Network:

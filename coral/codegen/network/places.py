@@ -56,7 +56,10 @@ def summed(plan: Layout) -> set[str]:
         if isinstance(stage, AveragePool) and plan.grid.slots == 1:
             x, y, w = plan.tensors[stage.inputs[0]], plan.tensors[stage.output], stage.window
             whole = (w.kernel, w.pad, w.dilation, y.y, y.x) == ((x.y, x.x), (0, 0), (1, 1), 1, 1)
-            inside = x.name not in plan.network.inputs and not {x.name, y.name} & {*plan.spread, *plan.bands}
+            inside = plan.roots[x.name][0] not in plan.network.inputs and not {x.name, y.name} & {
+                *plan.spread,
+                *plan.bands,
+            }
             if whole and inside and len(plan.active(x.name)) > 1 and plan.splits[x.name][1].extent <= MAX_SUMMED:
                 found.add(y.name)
     return found

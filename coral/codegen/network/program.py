@@ -250,15 +250,16 @@ class NetworkProgram:
         return self._pack(names[0], x)
 
     def _pack(self, name: str, x: np.ndarray) -> bytes:
-        t, (rows, columns) = self.plan.tensors[name], self.plan.host_size(name)
+        t, (rows, columns), whole = self.plan.tensors[name], self.plan.host_size(name), self.network.tensors[name]
         layer = next(layer for layer in self.execution.inputs if layer.name == name)
         per_pass = images_in(self.plan)
-        if x.dtype != np.uint8 or x.ndim < 1 or len(x) > self.batch or x[:1].size != t.size:
+        if x.dtype != np.uint8 or x.ndim < 1 or len(x) > self.batch or x[:1].size != whole.size:
             raise ShapeError(
-                f"input {name!r} is {x.dtype} {x.shape}, needed are up to {self.batch} images of {t.size} uint8"
+                f"input {name!r} is {x.dtype} {x.shape}, needed are up to {self.batch} images of {whole.size} uint8"
             )
         images = np.full((self.passes * per_pass, rows, columns, t.c), t.zero_point, np.uint8)
-        images[: len(x), : t.y, : t.x] = x.reshape(len(x), t.y, t.x, t.c)
+        channels = whole.size // (t.y * t.x)
+        images[: len(x), : t.y, : t.x, :channels] = x.reshape(len(x), t.y, t.x, channels)
         data = np.zeros((self.passes, layer.size_bytes), np.uint8)
         data[:, : images[:per_pass].size] = images.reshape(self.passes, -1)
         return data.tobytes()

@@ -83,6 +83,9 @@ def with_copies(network: Network) -> Network:
     """
     tensors, stages, parts = dict(network.tensors), [], set()
     slices = {s.output for s in network.stages if isinstance(s, Slice)}
+    from_host = {*network.inputs}
+    for s in network.stages:
+        from_host |= {s.output} if isinstance(s, Slice) and s.inputs[0] in from_host else set()
     placed = {n for s in network.stages if isinstance(s, Concatenate | Slice) for n in (*s.inputs, s.output)}
 
     def leaves(s: Stage, name: str) -> bool:
@@ -92,15 +95,16 @@ def with_copies(network: Network) -> Network:
 
     def must_copy(s: Stage, name: str) -> bool:
         if isinstance(s, Add | Multiply):
-            return name in network.inputs
+            return name in from_host
         if isinstance(s, Resize):
             others = [r for r in network.readers(name) if isinstance(r, Conv | Requantise | MaxPool)]
             beside = any(leaves(r, name) for r in others if not isinstance(r, Dense))
-            return name in network.inputs or (not s.nearest and (beside or name in placed))
+            return name in from_host or (not s.nearest and (beside or name in placed))
         if isinstance(s, Concatenate | Interleave):
-            return name in network.inputs or name in parts or name in slices
+            return name in from_host or name in parts or name in slices
         others = [r for r in network.readers(name) if isinstance(r, Conv | Requantise) and not isinstance(r, Dense)]
-        return isinstance(s, MaxPool) and leaves(s, name) and any(leaves(r, name) for r in others)
+        beside = name in slices or any(leaves(r, name) for r in others)
+        return isinstance(s, MaxPool) and leaves(s, name) and beside
 
     for s in network.stages:
         inputs = list(s.inputs)
