@@ -242,7 +242,7 @@ class Layout:
         """Whether a tensor's positions may be further apart than its channels need."""
         readers = [s for s in self.network.readers(name) if isinstance(s, Add | Multiply)]
         operands = (name, *(n for s in readers for n in s.inputs))
-        return any(self.tensors[self.roots[n][0]].c != self.tensors[n].c for n in operands)
+        return name in self.lattices or any(self.tensors[self.roots[n][0]].c != self.tensors[n].c for n in operands)
 
     def _halo(self, root: str) -> tuple[Halo, Halo]:
         """What windows need of a tensor and of the parts that share its memory."""
