@@ -16,6 +16,8 @@ from coral.compiler.lowering import Lowering
 from coral.package.graph import Graph
 
 ALONE = "nothing reads its result"
+OPERATOR_SECONDS, RESULT_SECONDS, PRODUCT_SECONDS = 5e-6, 4e-9, 1e-9
+"""Guesses at a host: an operator's start, a result, a product of a layer."""
 
 
 @dataclass
@@ -78,7 +80,38 @@ def partition(graph: Graph, names: tuple[str, ...], images: int) -> Partition:
         found.order += host.get(level, [])
         if level < len(chip):
             found.order += _fitted(found, chip[level].operators, live)
+    found.order = _worthwhile(found)
     return found
+
+
+def _worthwhile(found: Partition) -> list[Segment | int]:
+    """Without the segments that the host computes sooner than a call takes; the largest one stays in any case."""
+    costs = {id(s): (timing.predicted_seconds(s.program.execution), host_seconds(s)) for s in found.segments}
+    largest = max(found.segments, key=lambda s: costs[id(s)][1], default=None)
+    order: list[Segment | int] = []
+    repeated: tuple[int, ...] = ()
+    for item in found.order:
+        if isinstance(item, Segment) and item is not largest and costs[id(item)][0] > costs[id(item)][1]:
+            chip, host = (f"{seconds * 1e6:.0f} us" for seconds in costs[id(item)])
+            found.reasons |= dict.fromkeys(
+                item.operators, f"a call of the chip would take {chip}, the host about {host}"
+            )
+            order += item.operators
+            repeated = item.echoes
+        elif item not in repeated:
+            order.append(item)
+            repeated = ()
+    return order
+
+
+def host_seconds(segment: Segment) -> float:
+    """A rough guess at what a host's CPU needs for a segment: operators, results, products."""
+    network, seconds = segment.program.network, 0.0
+    for stage in network.stages:
+        y = network.tensors[stage.output]
+        taps = stage.weights.size // y.c if isinstance(stage, nw.Conv) else 1
+        seconds += OPERATOR_SECONDS + y.size * (RESULT_SECONDS + taps * PRODUCT_SECONDS) * segment.program.batch
+    return seconds
 
 
 def _take(graph: Graph, names: tuple[str, ...], images: int, chip: list[Lowering], number: int, first: int) -> int:

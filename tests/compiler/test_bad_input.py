@@ -14,7 +14,7 @@ import pytest
 import coral
 from coral import CoralError
 from coral.apps.direct import DirectChip
-from coral.compiler import CompileError, compile_models
+from coral.compiler import CompileError, compile_models, partition
 from coral.compiler.partition import Segment
 from coral.evaluate.graph import run_operators
 from coral.package.graph import Graph, Operator, Tensor, read_model
@@ -88,14 +88,21 @@ def test_models_that_need_too_much_memory():
         compiled(graph)
 
 
-def test_an_unknown_operator_in_the_middle():
-    """Two segments around it; and the whole still runs."""
+@pytest.mark.parametrize("slow_host", [True, False])
+def test_an_unknown_operator_in_the_middle(monkeypatch: pytest.MonkeyPatch, slow_host: bool):
+    """Two segments around it, or one where a second call would take longer than the host; and the whole still runs."""
+    if slow_host:
+        monkeypatch.setattr(partition, "OPERATOR_SECONDS", 1.0)
     shape = (1, 6, 6, 8)
     names = ["RELU", "HARD_SWISH", "LOGISTIC"]
     graph = chain([tensor(n, shape) for n in "xabc"], *names)
     one = compiled(graph)
-    assert one.partition.reasons == {1: "HARD_SWISH has no program on the chip"}
-    assert [isinstance(item, Segment) for item in one.partition.order] == [True, False, True]
+    assert one.partition.reasons[1] == "HARD_SWISH has no program on the chip"
+    assert slow_host or "a call of the chip would take" in one.partition.reasons[2]
+    assert [isinstance(item, Segment) for item in one.partition.order] == [True, False, slow_host]
+    assert {d.place for d in one.report().decisions} == (
+        {"chip 0", "host", "chip 1"} if slow_host else {"chip 0", "host"}
+    )
     x = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
     expected = run_operators(graph, range(3), {0: x})[3]
     assert (coral.load(one.data, device=DirectChip())(x) == expected).all()
