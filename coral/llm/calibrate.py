@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coral import numerics
-from coral.codegen.transformer.graph import LARGEST, ZERO, Block, Dense, Geometry, Residual, Transformer
+from coral.codegen.transformer.graph import LARGEST, ZERO, Block, Dense, Gate, Geometry, Residual, Transformer
 from coral.codegen.transformer.model import Cache
 from coral.llm.checkpoint import Checkpoint, CheckpointError
 from coral.llm.reference import EPSILON, THETA, Reference
@@ -44,9 +44,17 @@ def observe(checkpoint: Checkpoint, stories: Iterable[Sequence[int]]) -> Ranges:
 
 
 def quantise(
-    checkpoint: Checkpoint, ranges: Ranges, name: str = "transformer", *, classifier: bool = True
+    checkpoint: Checkpoint,
+    ranges: Ranges,
+    name: str = "transformer",
+    *,
+    classifier: bool = True,
+    own_tables: bool = True,
 ) -> Transformer:
-    """The decoder in codes. ``classifier``: its matrix, too. Raises ShapeError for geometries that do not fit."""
+    """The decoder in codes. ``classifier``: its matrix, too. ``own_tables``: see :class:`Transformer`.
+
+    Raises ShapeError for geometries that do not fit.
+    """
     c, w = checkpoint.config, checkpoint
     geometry = Geometry(c.dim, c.hidden, c.heads, c.kv_heads, c.context, THETA)
     layers = range(c.layers)
@@ -60,7 +68,7 @@ def quantise(
     for k in layers:
         s_x, s_x2, s_y = scale("x", k), scale("x2", k), scale("x", k + 1)
         s_q, s_k, s_v, s_s = (scale(p, k) for p in ("q", "k", "v", "score"))
-        s_h3, s_m = scale("h3", k), scale("m", k)
+        s_h1, s_h3, s_m = scale("h1", k), scale("h3", k), scale("m", k)
         q, key, v = (m[k] * w.att_norm[k] for m in (w.wq, w.wk, w.wv))
         outputs = np.r_[np.full(len(q), s_q), np.full(len(key), s_k)]
         score = numerics.f32(numerics.f32(s_q * np.float32(s_k)) / np.float32(np.sqrt(c.head_size)))
@@ -69,7 +77,7 @@ def quantise(
                 qk=_dense(np.r_[q, key], s_n, outputs),
                 v=_dense(v, s_n, s_v),
                 wo=_residual(w.wo[k], s_v, s_x, s_x2),
-                w1=_dense(w.w1[k] * w.ffn_norm[k], s_n, 1.0),
+                w1=_dense(w.w1[k] * w.ffn_norm[k], s_n, 1.0 if own_tables else s_h1),
                 w3=_dense(w.w3[k] * w.ffn_norm[k], s_n, s_h3),
                 w2=_residual(w.w2[k], s_m, s_x2, s_y),
                 score=numerics.rescale_multiplier(float(score), s_s),
@@ -77,13 +85,14 @@ def quantise(
                 product=numerics.multiplier(s_a, s_h3, s_m),
                 k_scale=s_k,
                 v_scale=s_v,
+                gate=None if own_tables else Gate(s_h1, numerics.multiplier(s_h1, 1 / 256, s_a)),
             )
         )
     mult = float(numerics.f32(numerics.inv(65535) * numerics.inv(s_n)))
     s_l = scale("logits", c.layers)
     head = _dense(w.classifier * w.norm, s_n, s_l) if classifier else None
-    first, last = scale("x", 0), scale("x", c.layers)
-    return Transformer(name, geometry, tuple(blocks), mult, s_a, first, last, head, s_l if classifier else 0.0)
+    first, last, logit = scale("x", 0), scale("x", c.layers), s_l if classifier else 0.0
+    return Transformer(name, geometry, tuple(blocks), mult, s_a, first, last, head, logit, own_tables)
 
 
 def _dense(matrix: NDArray, s_in: float, s_out: float | NDArray) -> Dense:

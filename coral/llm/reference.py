@@ -58,6 +58,7 @@ class Reference:
             n = n * w.ffn_norm[k]
             h1, h3 = w.w1[k] @ n, w.w3[k] @ n
             a = h1 / (1 + np.exp(-h1))
+            self.tap("h1", k, h1)
             self.tap("a", k, a)
             self.tap("h3", k, h3)
             self.tap("m", k, a * h3)

@@ -1,6 +1,6 @@
 """A whole llama-like decoder as one program per token. Source: docs/transformer.md."""
 
-from coral.codegen.transformer.graph import Block, Dense, Geometry, Residual, Transformer
+from coral.codegen.transformer.graph import Block, Dense, Gate, Geometry, Residual, Transformer
 from coral.codegen.transformer.model import Cache, step
 from coral.codegen.transformer.plan import Form
 from coral.codegen.transformer.program import STAGES, Token, TransformerProgram
@@ -11,6 +11,7 @@ __all__ = [
     "Cache",
     "Dense",
     "Form",
+    "Gate",
     "Geometry",
     "Residual",
     "Token",

@@ -95,10 +95,19 @@ class Residual(Dense):
 
 
 @dataclass(frozen=True)
+class Gate:
+    """SiLU by a LOGISTIC table and a product, where a chip takes no table of its own: real value of a step of w1's
+    results, and the multiplier of their product with the logistic function in steps of 1/256."""
+
+    step: float
+    product: float
+
+
+@dataclass(frozen=True)
 class Block:
     """One layer. ``qk``: rows of all queries' heads, then of all keys'. ``score``: multiplier of query times key;
     ``exp``: real value of a score's step; ``product``: multiplier of SiLU(w1) times w3; ``k_scale``, ``v_scale``: of
-    the cache's codes."""
+    the cache's codes; ``gate``: only in a model without ``own_tables``."""
 
     qk: Dense
     v: Dense
@@ -111,12 +120,14 @@ class Block:
     product: float
     k_scale: float
     v_scale: float
+    gate: Gate | None = None
 
 
 @dataclass(frozen=True)
 class Transformer:
     """A quantised decoder between embedding and final norm. ``norm``: multiplier behind a normalisation; ``silu``: step
-    of SiLU(w1 x); ``x_scale``, ``y_scale``: of the codes that go in and come out; ``classifier``: optional, its gains
+    of SiLU(w1 x); ``own_tables``: the non-linear unit takes tables that no compiler's program has (SiLU, reciprocal);
+    ``x_scale``, ``y_scale``: of the codes that go in and come out; ``classifier``: optional, its gains
     folded in, with ``logit_scale``. Raises ShapeError for arrays that do not fit the geometry."""
 
     name: str
@@ -128,6 +139,7 @@ class Transformer:
     y_scale: float
     classifier: Dense | None = None
     logit_scale: float = 0.0
+    own_tables: bool = True
 
     def __post_init__(self) -> None:
         g = self.geometry
@@ -144,6 +156,8 @@ class Transformer:
         ]
         if self.classifier is not None:
             named.append(("classifier", self.classifier, (len(self.classifier.weights), g.dim)))
+        if any((b.gate is None) != self.own_tables for b in self.blocks):
+            raise ShapeError(f"{self.name}: every layer has a gate where tables of our own are not used, else none")
         for name, dense, shape in named:
             extra = [dense.residual] if isinstance(dense, Residual) else []
             if dense.weights.shape != shape or any(a.shape != shape[:1] for a in (dense.mult, *extra)):

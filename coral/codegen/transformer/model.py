@@ -11,9 +11,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from coral.codegen.transformer.graph import LARGEST, ZERO, Block, Dense, Geometry, Residual, Transformer
-from coral.codegen.transformer.tables import EXP_255, FULL, RSQRT_65535, SILU_LIMIT, reciprocal, silu
+from coral.codegen.transformer.tables import (
+    EXP_255,
+    FULL,
+    LOGISTIC_256,
+    ROOT_LARGEST,
+    RSQRT_32767,
+    RSQRT_65535,
+    SILU_LIMIT,
+    reciprocal,
+    silu,
+)
 from coral.codegen.transformer.tables import LARGEST as LARGEST_16
-from coral.numerics import EXP_CLAMP, Spline, accumulators, exact_dtype, f32, requantise
+from coral.numerics import EXP_CLAMP, LOGISTIC_CLAMP, Spline, accumulators, exact_dtype, f32, requantise
 
 ZERO_16 = 32768
 LOW, HIGH = float(-ZERO), float(LARGEST)
@@ -51,6 +61,7 @@ def mean_multiplier(dim: int) -> float:
 
 ROTATION_MULTIPLIER = float(f32(1 / LARGEST))
 DENOMINATOR_MULTIPLIER = float(f32(1 / FULL))
+SQUARE_MULTIPLIER = float(f32(LARGEST_16 / ROOT_LARGEST**2))
 
 
 def _sums(x: NDArray[np.integer], w: NDArray[np.integer]) -> NDArray[np.int32]:
@@ -92,7 +103,9 @@ def rotate(vectors: Codes, rotation: Codes) -> Codes:
     return _codes(_sums(_centred(vectors), rotation.astype(np.int16) - ZERO), ROTATION_MULTIPLIER)
 
 
-def attend(g: Geometry, block: Block, q: Codes, keys: Codes, values: Codes, seen: dict[str, Codes]) -> Codes:
+def attend(
+    g: Geometry, block: Block, q: Codes, keys: Codes, values: Codes, seen: dict[str, Codes], *, own_tables: bool = True
+) -> Codes:
     """Attention of uint8 q [heads, head_size] over [positions, kv_heads, head_size]; uint8 [heads, head_size]."""
     positions, group = len(keys), g.heads // g.kv_heads
     out, scores, weights = np.empty_like(q), [], []
@@ -104,8 +117,11 @@ def attend(g: Geometry, block: Block, q: Codes, keys: Codes, values: Codes, seen
         sums = accumulators(e @ v)
         num = requantise(sums, numerator_multiplier(positions), -ZERO_16, ZERO_16 - 1, ZERO_16, bits=16)
         total, largest = accumulators(e.sum(keepdims=True)), float(g.context)
-        table = reciprocal(g.context)
+        table = reciprocal(g.context) if own_tables else RSQRT_32767
         inverse = requantise(total, DENOMINATOR_MULTIPLIER, 1.0, largest, 0, bits=16, nlu=table).astype(np.int64)
+        if not own_tables:
+            square = accumulators(inverse * inverse)
+            inverse = requantise(square, SQUARE_MULTIPLIER, 0.0, float(LARGEST_16), 0, bits=16).astype(np.int64)
         out[h] = _codes(accumulators((num.astype(np.int64) - ZERO_16) * inverse), attention_multiplier(positions))
         scores.append(s)
         weights.append(e.astype(np.uint8))
@@ -113,19 +129,30 @@ def attend(g: Geometry, block: Block, q: Codes, keys: Codes, values: Codes, seen
     return out
 
 
+def _silu(model: Transformer, block: Block, x: Codes) -> Codes:
+    """SiLU(w1 x), by a table of our own or by LOGISTIC and a product."""
+    if block.gate is None:
+        return dense(x, block.w1, silu(model.silu), SILU_LIMIT)
+    h = _centred(dense(x, block.w1))
+    low, high = -LOGISTIC_CLAMP, LOGISTIC_CLAMP
+    share = requantise(accumulators(h), block.gate.step, low, high, 0, nlu=LOGISTIC_256).astype(np.int64)
+    return _codes(accumulators(h * share), block.gate.product)
+
+
 def layer(model: Transformer, index: int, x: Codes, cache: Cache, position: int, seen: dict[str, Codes]) -> Codes:
     """One layer, uint8 [dim] to [dim]; position's key and value are appended; ``seen`` gets every stage's result."""
-    g, b = model.geometry, model.blocks[index]
+    g, b, own = model.geometry, model.blocks[index], model.own_tables
     normal = normalise(x, model.norm)
     qk, v = dense(normal, b.qk), dense(normal, b.v)
     turned = rotate(qk.reshape(-1, g.head_size), g.rotation(position))
     q, k = turned[: g.heads], turned[g.heads :]
     cache.keys[index, position], cache.values[index, position] = k, v.reshape(k.shape)
     known = slice(0, position + 1)
-    attention = attend(g, b, q, cache.keys[index, known], cache.values[index, known], seen).reshape(-1)
+    attention = attend(g, b, q, cache.keys[index, known], cache.values[index, known], seen, own_tables=own)
+    attention = attention.reshape(-1)
     x2 = add(attention, b.wo, x)
     normal2 = normalise(x2, model.norm)
-    a, h3 = dense(normal2, b.w1, silu(model.silu), SILU_LIMIT), dense(normal2, b.w3)
+    a, h3 = _silu(model, b, normal2), dense(normal2, b.w3)
     m = _codes(accumulators(_centred(a) * _centred(h3)), b.product)
     y = add(m, b.w2, x2)
     seen |= {"normal": normal, "qk": qk, "v": v, "q": q, "k": k, "attention": attention, "x2": x2}

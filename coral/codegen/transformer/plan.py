@@ -94,6 +94,8 @@ class Plan:
     def _arrange(self, spread: bool) -> None:
         layers = len(self.model.blocks)
         self.spread = spread
+        if self.form.loop and not self.model.own_tables:
+            raise ShapeError(f"{self.model.name}: a loop over layers needs tables of our own for SiLU and reciprocal")
         if self.form.loop and spread:
             raise ShapeError(f"{self.model.name}: a loop over layers needs one tile per layer")
         if not spread and layers > TILES:
@@ -155,6 +157,7 @@ class Plan:
         self.largest = take(heads * WORD_BYTES)
         self.numerators, self.inverses = take(2 * heads * (g.head_size + one)), take(2 * heads * one)
         self.silu, self.h3, self.diagonal = take(self.units), take(self.units), take(WORD_BYTES * self.units)
+        self.squares = self.inverses if self.model.own_tables else take(2 * heads * one)
         self.logits = take(GROUP * self.logit_groups)
         self.k_bytes, self.v_bytes = self.kv_heads * g.head_size, self.kv_heads * (g.head_size + one)
         self.k_pitch = self.k_bytes * self.pitch

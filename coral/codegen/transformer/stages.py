@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from coral import isa
 from coral.codegen.machine import GROUP, ROW_UNITS, WORD_BYTES, ceil_div, mask_of, round_up
 from coral.codegen.transformer import model as bits
 from coral.codegen.transformer import tables
 from coral.codegen.transformer.emit import Emitter, walk
-from coral.codegen.transformer.graph import ONE_COLUMNS
+from coral.codegen.transformer.graph import ONE_COLUMNS, Block, Gate
 from coral.codegen.transformer.plan import Layout, Share
 from coral.isa import Walk
-from coral.numerics import EXP_CLAMP
+from coral.numerics import EXP_CLAMP, LOGISTIC_CLAMP
 
 IDENTITY_ROW, SIGN_ROW, SELECTION_ROW = 0, 1, 3
 """Rows of the constants: identity; weights 1 and -1 with zero point 1; byte c of a word to column c."""
-RAW = {"in_zp": 0, "w_zp": 0, "out_zp": 0, "clamp_min": -math.inf, "clamp_max": math.inf, "mult": 1.0}
+RAW: dict[str, Any] = {"in_zp": 0, "w_zp": 0, "out_zp": 0, "clamp_min": -math.inf, "clamp_max": math.inf, "mult": 1.0}
 
 
 def alike(shares: Iterable[Share]) -> list[tuple[int, int, int]]:
@@ -210,7 +211,8 @@ class Stages(Emitter):
     def weigh(self, tiles: int, layout: Layout) -> None:
         """Weighted sums of values, the inverse sum of weights, their product."""
         p, b, size, heads = self.plan, self.b, self.g.head_size, self.plan.heads
-        self.table(tiles, tables.reciprocal(self.g.context))
+        own = p.model.own_tables
+        self.table(tiles, tables.reciprocal(self.g.context) if own else tables.RSQRT_32767)
         loops = [self.quads, p.group, p.kv_heads]
         reads = walk(p.exps, [(WORD_BYTES, self.quads), (p.pitch, p.group), (p.pitch * p.group, p.kv_heads)])
         nest = [(ROW_UNITS, self.quads), (0, p.group), (ROW_UNITS * p.v_rows_per_head, p.kv_heads)]
@@ -243,6 +245,7 @@ class Stages(Emitter):
             out16=1,
             out_zp=0,
             nlu_en=1,
+            nlu_range_reduce=int(not own),
             clamp_min=1.0,
             clamp_max=float(self.g.context),
             mult=bits.DENOMINATOR_MULTIPLIER,
@@ -250,11 +253,13 @@ class Stages(Emitter):
         b.reset()
         src = walk(p.numerators // WORD_BYTES + skipped // 2, [(1, size // 2), (columns // 2, heads)])
         b.emit(isa.N2w, tile_mask=tiles, src=src, dst=Walk(p.numerator_rows, [1], [heads]), pack_level=1)
+        if not own:
+            self.square(tiles)
         b.reset()
         self.op(
             tiles,
             [1, 2, heads],
-            walk(p.inverses, [(2, 1), (0, 2), (2 * ONE_COLUMNS, heads)]),
+            walk(p.squares, [(2, 1), (0, 2), (2 * ONE_COLUMNS, heads)]),
             walk(ROW_UNITS * p.numerator_rows, [(ROW_UNITS, 1), (2, 2), (ROW_UNITS, heads)]),
             walk(p.own_attended, [(WORD_BYTES, size // 8), (size // 2, 2), (size, heads)]),
             size // 2,
@@ -266,36 +271,102 @@ class Stages(Emitter):
         )
         b.reset()
 
-    def feed_forward(self, tiles: int, layout: Layout, mult: float) -> None:
+    def square(self, tiles: int) -> None:
+        """The inverse of a sum from its inverse root, 16 x 16 bits; by rows, as the numerators."""
+        p, heads = self.plan, self.plan.heads
+        src = walk(p.inverses // WORD_BYTES, [(1, ONE_COLUMNS // 2), (ONE_COLUMNS // 2, heads)])
+        self.b.emit(isa.N2w, tile_mask=tiles, src=src, dst=Walk(p.scratch, [1], [heads]), pack_level=1)
+        self.b.reset()
+        self.op(
+            tiles,
+            [1, heads],
+            walk(p.inverses, [(2, 1), (2 * ONE_COLUMNS, heads)]),
+            walk(ROW_UNITS * p.scratch, [(ROW_UNITS, 1), (ROW_UNITS, heads)]),
+            walk(p.squares, [(WORD_BYTES, 1), (2 * ONE_COLUMNS, heads)]),
+            ONE_COLUMNS // 2,
+            act16=1,
+            par16=1,
+            out16=1,
+            **{**RAW, "clamp_min": 0.0, "clamp_max": float(tables.LARGEST), "mult": bits.SQUARE_MULTIPLIER},
+        )
+
+    def feed_forward(self, tiles: int, layout: Layout, block: Block) -> None:
         """SiLU(w1 x) * (w3 x) on a tile's hidden units."""
         p, b, steps = self.plan, self.b, self.g.dim // WORD_BYTES
         groups = alike(layout.ffn)
-        self.table(tiles, tables.silu(p.model.silu))
-        limits = {"nlu_en": 1, "clamp_min": -tables.SILU_LIMIT, "clamp_max": tables.SILU_LIMIT}
+        sizes = {count: mask_of(s.tile for s in layout.ffn if s.count == count) for _, _, count in groups}
+        limits: dict[str, Any] = {}
+        if block.gate is None:
+            self.table(tiles, tables.silu(p.model.silu))
+            limits = {"nlu_en": 1, "clamp_min": -tables.SILU_LIMIT, "clamp_max": tables.SILU_LIMIT}
         for same, row, count in groups:
-            self.fc(same, row, p.normal, steps, count, p.silu, **limits)
+            self.fc(same, row, p.normal, steps, count, p.silu if block.gate is None else p.h3, **limits)
         b.reset()
+        if block.gate is not None:
+            self.gate(tiles, sizes, block.gate)
         for same, row, count in groups:
             self.fc(same, row + p.ffn_rows(count) // 2, p.normal, steps, count, p.h3)
-        sizes = {count: mask_of(s.tile for s in layout.ffn if s.count == count) for _, _, count in groups}
+        self.diagonals(sizes, p.silu)
+        b.reset()
+        self.diagonal_rows(sizes)
+        fields = self.scaled(tiles, layout, 2, block.product)
+        self.fence_scaled()
+        self.times_diagonals(sizes, p.h3, p.own_product, **fields)
+        b.reset()
+
+    def gate(self, tiles: int, sizes: dict[int, int], gate: Gate) -> None:
+        """h to h * LOGISTIC(h); the logistic values lie where the product of the whole stage will."""
+        p = self.plan
+        self.table(tiles, tables.LOGISTIC_256)
+        limits: dict[str, Any] = {"clamp_min": -LOGISTIC_CLAMP, "clamp_max": LOGISTIC_CLAMP}
+        for count, same in sizes.items():
+            nest = [(WORD_BYTES, 1), (WORD_BYTES, count // WORD_BYTES)]
+            self.op(
+                same,
+                [1, count // WORD_BYTES],
+                walk(p.h3, nest),
+                walk(ROW_UNITS * IDENTITY_ROW, [(0, n) for _, n in nest]),
+                walk(p.own_product, nest[1:]),
+                WORD_BYTES,
+                w_zp=0,
+                out_zp=0,
+                nlu_en=1,
+                mult=gate.step,
+                **limits,
+            )
+        self.diagonals(sizes, p.h3)
+        self.b.reset()
+        self.diagonal_rows(sizes)
+        self.b.reset()
+        self.times_diagonals(sizes, p.own_product, p.silu, in_zp=0, mult=gate.product)
+        self.b.reset()
+
+    def diagonals(self, sizes: dict[int, int], address: int) -> None:
+        """Every byte of a vector to a word of its own, in its place of the word, zeros beside it."""
+        p = self.plan
         for count, same in sizes.items():
             words = count // WORD_BYTES
             self.op(
                 same,
                 [1, 4, words],
-                walk(p.silu, [(WORD_BYTES, 1), (0, 4), (WORD_BYTES, words)]),
+                walk(address, [(WORD_BYTES, 1), (0, 4), (WORD_BYTES, words)]),
                 walk(ROW_UNITS * SELECTION_ROW, [(ROW_UNITS, 1), (ROW_UNITS, 4), (0, words)]),
                 walk(p.diagonal, [(WORD_BYTES, 4 * words)]),
                 WORD_BYTES,
                 w_zp=0,
                 mult=1.0,
             )
-        b.reset()
+
+    def diagonal_rows(self, sizes: dict[int, int]) -> None:
+        """``diagonals`` as rows, one for four bytes."""
+        p, b = self.plan, self.b
         for count, same in sizes.items():
             src = walk(p.diagonal // WORD_BYTES, [(1, 4), (4, count // WORD_BYTES)])
             b.emit(isa.N2w, tile_mask=same, src=src, dst=Walk(p.scratch, [1], [count // WORD_BYTES]), pack_level=1)
-        fields = self.scaled(tiles, layout, 2, mult)
-        self.fence_scaled()
+
+    def times_diagonals(self, sizes: dict[int, int], x: int, y: int, **fields: Any) -> None:
+        """A vector times the one in ``diagonal_rows``."""
+        p = self.plan
         for count, same in sizes.items():
             words = count // WORD_BYTES
             nest = [(WORD_BYTES, 1), (WORD_BYTES, words)]
@@ -303,13 +374,12 @@ class Stages(Emitter):
             self.op(
                 same,
                 [1, words],
-                walk(p.h3, nest),
+                walk(x, nest),
                 rows,
-                walk(p.own_product, [(WORD_BYTES, words)]),
+                walk(y, [(WORD_BYTES, words)]),
                 WORD_BYTES,
                 **fields,
             )
-        b.reset()
 
     def outputs(self, layout: Layout, offset: int, x: int, inputs: int, y: int) -> None:
         """wo or w2 on a tile's outputs, residual included; ``offset``: rows of the matrix behind the share's first."""
@@ -346,7 +416,7 @@ class Stages(Emitter):
             self.gather([(s.tile, s.count) for s in layout.outputs], p.x2_share, [(ffn, p.x2)])
         self.norm(ffn, p.x2)
         yield ("normal2",)
-        self.feed_forward(ffn, layout, block.product)
+        self.feed_forward(ffn, layout, block)
         yield "a", "h3", "m"
         if p.spread:
             self.gather([(s.tile, s.count) for s in layout.ffn], p.own_product, [(outs, p.product)])

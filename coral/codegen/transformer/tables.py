@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from coral.numerics import EXP_65535, RSQRT, SPLINE_ORDER, SPLINE_SEGMENTS, Spline
+from coral.numerics import EXP_65535, LOGISTIC, RSQRT, SPLINE_ORDER, SPLINE_SEGMENTS, Spline
 
 LARGEST = 65535
 """A 16-bit result of 1.0."""
@@ -56,6 +56,11 @@ def reciprocal(largest: int) -> Spline:
     return fit(lambda x: LARGEST / x, 1.0, float(largest), breaks)
 
 
+LOGISTIC_256 = LOGISTIC.scaled(256)
+"""256 / (1 + e^-x)."""
+ROOT_LARGEST = 32767
+RSQRT_32767 = RSQRT.scaled(ROOT_LARGEST)
+"""32767 / sqrt(x): its square fits an int32."""
 EXP_255 = EXP_65535.scaled(FULL / LARGEST)
 """255 e^x."""
 RSQRT_65535 = RSQRT.scaled(LARGEST)

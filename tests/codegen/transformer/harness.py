@@ -11,7 +11,9 @@ from coral.codegen.transformer.program import STAGES
 from coral.package.program import Program
 
 
-def random_model(geometry: tf.Geometry, layers: int, seed: int = 0, vocabulary: int = 0) -> tf.Transformer:
+def random_model(
+    geometry: tf.Geometry, layers: int, seed: int = 0, vocabulary: int = 0, *, own_tables: bool = True
+) -> tf.Transformer:
     """A decoder of random weights whose activations use their range."""
     rng = np.random.default_rng(seed)
     g = geometry
@@ -29,7 +31,7 @@ def random_model(geometry: tf.Geometry, layers: int, seed: int = 0, vocabulary: 
             qk=tf.Dense(*dense(g.dim + g.kv_dim, g.dim)),
             v=tf.Dense(*dense(g.kv_dim, g.dim)),
             wo=residual(g.dim, g.dim),
-            w1=tf.Dense(*dense(g.hidden, g.dim, 3.0)),
+            w1=tf.Dense(*dense(g.hidden, g.dim, 3.0 if own_tables else 50.0)),
             w3=tf.Dense(*dense(g.hidden, g.dim)),
             w2=residual(g.dim, g.hidden),
             score=float(np.float32(rng.uniform(0.5, 1.5) * 40 / (60 * 60 * np.sqrt(g.head_size)))),
@@ -37,12 +39,13 @@ def random_model(geometry: tf.Geometry, layers: int, seed: int = 0, vocabulary: 
             product=float(np.float32(rng.uniform(0.02, 0.03))),
             k_scale=0.1,
             v_scale=0.1,
+            gate=None if own_tables else tf.Gate(float(np.float32(0.06)), float(np.float32(1 / 256))),
         )
 
     head = tf.Dense(*dense(vocabulary, g.dim)) if vocabulary else None
     norm = float(np.float32(40 / 65535))
     blocks = tuple(block() for _ in range(layers))
-    return tf.Transformer("random", geometry, blocks, norm, 0.06, 0.05, 0.05, head, 0.1)
+    return tf.Transformer("random", geometry, blocks, norm, 0.06, 0.05, 0.05, head, 0.1, own_tables)
 
 
 def random_cache(model: tf.Transformer, positions: int, seed: int = 1) -> tf.Cache:

@@ -47,6 +47,16 @@ def test_several_groups(form):
         session.check(position)
 
 
+@pytest.mark.parametrize("form", [FORMS["sent"], FORMS["spread, kept"]], ids=["sent", "spread"])
+def test_without_tables_of_our_own(form):
+    session = Session(tf.TransformerProgram(random_model(TINY, 2, vocabulary=100, own_tables=False), form))
+    session.begin(1)
+    for position in (1, 2, 3):
+        session.check(position)
+    if not form.keep:
+        session.check_stages(4, 1)
+
+
 def test_caches_larger_than_the_staging_buffer():
     program = tf.TransformerProgram(random_model(LONG, 2), tf.Form(spread=True))
     session = Session(program)
@@ -156,6 +166,8 @@ def test_what_does_not_fit_says_by_how_much():
     small = random_model(TINY, 2)
     with pytest.raises(ShapeError, match="one tile per layer"):
         tf.TransformerProgram(small, tf.Form(spread=True, loop=True))
+    with pytest.raises(ShapeError, match="needs tables of our own"):
+        tf.TransformerProgram(random_model(TINY, 2, own_tables=False), tf.Form(loop=True))
     with pytest.raises(ShapeError, match="17 layers"):
         tf.TransformerProgram(random_model(TINY, 17), tf.Form(loop=True))
 
