@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
@@ -103,20 +105,20 @@ def test_stage_by_stage(form):
 
 
 def random_case(seed):
-    """Geometry, layers, form and a position."""
+    """A program of a random decoder that fits, and a position."""
     rng = np.random.default_rng(seed)
     while True:
         heads, size = int(rng.integers(1, 9)), 8 * int(rng.integers(1, 9))
         kv_heads = int(rng.choice([n for n in range(1, heads + 1) if heads % n == 0]))
-        if heads * size % 16 == 0 and heads * size <= 320:
-            break
-    context = int(rng.integers(4, 150))
-    geometry = tf.Geometry(heads * size, 4 * int(rng.integers(1, 100)), heads, kv_heads, context)
-    spread = bool(rng.integers(2))
-    flags = [bool(flag) for flag in rng.integers(0, 2, 4)]
-    form = tf.Form(spread, flags[0] and not spread, *flags[1:])
-    model = random_model(geometry, int(rng.integers(1, 4)), seed, int(rng.integers(1, 1200)))
-    return tf.TransformerProgram(model, form), int(rng.integers(1, context))
+        context, hidden, layers = int(rng.integers(4, 150)), 4 * int(rng.integers(1, 100)), int(rng.integers(1, 4))
+        spread, loop, keep, report, logits = (bool(flag) for flag in rng.integers(0, 2, 5))
+        form = tf.Form(spread, loop and not spread, keep, report, logits)
+        if heads * size % 16 or heads * size > 320:
+            continue
+        geometry = tf.Geometry(heads * size, hidden, heads, kv_heads, context)
+        model = random_model(geometry, layers, seed, int(rng.integers(1, 1200)))
+        with suppress(ShapeError):
+            return tf.TransformerProgram(model, form), int(rng.integers(1, context))
 
 
 def check_random(seed):
