@@ -159,3 +159,42 @@ def test_resizing_small_maps(size):
     m = Maker(1, *size)
     m.layer(nw.Conv, size[2])
     runs(m, m.resize(False))
+
+
+def one(stage: nw.Stage, y: tuple[int, int, int], zero: int = 7) -> nw.Network:
+    """A network of one stage on a 4 x 6 map of 5 channels with zero point 7."""
+    tensors = {"x": nw.Tensor("x", 4, 6, 5, 7), "y": nw.Tensor("y", *y, zero)}
+    return nw.Network("bad", tensors, ("x",), (stage,), ("y",))
+
+
+NONE = (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("stage", "y", "zero", "message"),
+    [
+        (nw.Concatenate(("x", "x"), "y", NONE), (4, 6, 9), 7, r"the inputs do not make up"),
+        (nw.Concatenate(("x", "x"), "y", NONE), (4, 6, 10), 8, r"the inputs do not make up"),
+        (nw.Concatenate(("x", "x"), "y", NONE, (1.0,)), (4, 6, 10), 7, r"the inputs do not make up"),
+        (nw.Slice(("x",), "y", NONE, 3), (4, 6, 3), 7, r"channels 3\.\.5 of positions \(0, 0\)\.\.\[3, 5\]"),
+        (nw.Slice(("x",), "y", NONE, 0, (1, 0), (2, 2)), (2, 4, 5), 7, r"positions \(1, 0\)\.\.\[3, 6\]"),
+        (nw.Slice(("x",), "y", NONE, 0, (0, 0), (0, 1)), (4, 6, 5), 7, r"are not"),
+        (nw.Pad(("x",), "y", NONE, (1, 0)), (4, 6, 5), 7, r"with \(1, 0\) positions in front is not"),
+        (nw.Pad(("x",), "y", NONE, (0, 0)), (5, 6, 5), 0, r"with \(0, 0\) positions in front is not"),
+        (nw.Reshape(("x",), "y", NONE), (4, 6, 6), 7, r"120 elements of .* do not become"),
+        (nw.Resize(("x",), "y", NONE), (8, 11, 5), 7, r"is not twice"),
+        (nw.Softmax(("x",), "y", NONE), (4, 6, 4), 7, r"4 channels from inputs of \[5\]"),
+        (nw.Requantise(("x",), "y", NONE, at=nw.Window((2, 1))), (4, 6, 5), 7, r"a single position is taken"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_named(stage, y, zero, message):
+    with pytest.raises(ShapeError, match=message):
+        one(stage, y, zero)
+
+
+def test_a_softmax_of_too_many_channels_is_named():
+    tensors = {name: nw.Tensor(name, 1, 1, 6000) for name in ("x", "y")}
+    network = nw.Network("bad", tensors, ("x",), (nw.Softmax(("x",), "y", (0.0, 255.0)),), ("y",))
+    with pytest.raises(ShapeError, match=r"rows from -\d+ on are overwritten"):
+        nw.NetworkProgram(network)
