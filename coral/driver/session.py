@@ -20,6 +20,7 @@ from coral.package.program import Program
 
 PROBE_TIMEOUT_S = 0.5
 CANARY_TIMEOUT_S = 0.7
+CLOSE_S = 2.0
 REPLUG = "unplug the stick, wait a second and plug it in again"
 STATUS_REGISTERS = (
     "hib_error_status",
@@ -107,11 +108,15 @@ class Session:
         return {name: self.registers.read(name) for name in STATUS_REGISTERS}
 
     def close(self, *, orderly: bool) -> None:
-        """Ends every transfer, if ``orderly`` also stops the chip, and gives the stick back; never fails, once only."""
+        """Ends every transfer, if ``orderly`` also stops the chip, and gives the stick back; never fails, once only.
+
+        What is not answered within CLOSE_S is left: some 40 registers, each answered late, could take half a minute.
+        """
         if self._closed:
             return
         self._closed = True
         with suppress(Exception):  # a stick that does not answer is left as it is; the next open resets the chip
+            self.link.until = self.link.deadline(CLOSE_S)
             self.pipes.abandon()
             if orderly:
                 shut_down(self.registers)

@@ -251,6 +251,19 @@ def test_closing_ends_a_call_that_is_under_way(bed: Bed) -> None:
         call.result()
 
 
+@pytest.mark.parametrize("seconds", [0.05, 0.3, 0.9])
+def test_closing_a_stick_that_answers_late_ends_soon(bed: Bed, seconds: float) -> None:
+    bus = bed.bus()
+    stick = bed.open(bus)
+    good(stick)
+    bed.stick.faults = FaultPlan(Fault(FaultKind.CONTROL, 0, Effect.DELAY, 1000, seconds=seconds))
+    started = bed.now()
+    stick.close()
+    assert bed.now() - started < 4
+    bed.stick.faults = FaultPlan()
+    good(bed.open(bus))
+
+
 # programs that ask for their own transfers
 
 ADDRESSES = {"p": 1 << 32, "s": 2 << 32, "x": 3 << 32, "y": 4 << 32}
