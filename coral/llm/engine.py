@@ -5,12 +5,14 @@ An engine knows a model; a session holds the keys and values of some stories tha
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from tinygrad.engine.jit import TinyJit
+from tinygrad.helpers import CACHELEVEL, Context
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import UOp
 
@@ -149,8 +151,11 @@ class TinygradEngine:
         if rows not in self._steps:
             step = TinyJit(lambda x, position, *caches: self.model.step(x, position, list(caches)).realize())
             caches = self.model.cache(rows)
-            for position in (1, 2, 3):
-                self._run(step, np.full(rows, BOS), position, caches)
+            # tinygrad's cache of compiled kernels is a SQLite connection, which belongs to one thread
+            here = threading.current_thread() is threading.main_thread()
+            with Context(CACHELEVEL=CACHELEVEL.value if here else 0):
+                for position in (1, 2, 3):
+                    self._run(step, np.full(rows, BOS), position, caches)
             self._steps[rows] = step
         return self._steps[rows]
 

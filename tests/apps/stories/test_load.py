@@ -121,13 +121,17 @@ def test_two_minutes_on_the_software_stick(stories260k: Model, stick260k: Any) -
     bodies = [{**body, "temperature": 0} for body in bodies]
     kinds = iter([Kind.OUT, Kind.IN, Kind.EVENT, Kind.INSTRUCTIONS] * 1000)
 
+    plans: list[FaultPlan] = []
+
     def stall() -> None:
-        simulated_stick().faults = FaultPlan(Fault(next(kinds), 3, Effect.STALL))
+        plans.append(FaultPlan(Fault(next(kinds), 3, Effect.STALL)))
+        simulated_stick().faults = plans[-1]
 
     with served(engine, model.tokenizer) as server:
-        with every(10, stall) as times:
+        with every(10, stall):
             got = crowd(server, float(os.environ.get("LOAD_SECONDS", "120")), bodies, texts)
-        assert server.scheduler.totals.faults >= len(times) - 1
+        # the driver mends some of them before anybody sees
+        assert sum(not plan.unfired for plan in plans) >= len(plans) - 1 > 0
         assert server.scheduler.totals.failed == 0
     check_fair(got)
 

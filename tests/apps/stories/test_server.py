@@ -39,7 +39,7 @@ def told(prompt: str, how: Sampling) -> str:
 
 def post(server: Server, path: str, body: Any, **headers: str) -> tuple[int, dict[str, str], Any]:
     """(status, headers, JSON) of one request."""
-    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=300)
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     connection.request("POST", path, raw, headers)
     answer = connection.getresponse()
