@@ -18,7 +18,7 @@ from coral.runtime.linear import fc_layout, fc_shape, product
 from runtime.memory_stick import LOST, MemoryStick
 from runtime.test_runtime import layer
 
-ROWS = 400
+ROWS = 620
 """A small chip: about three of the larger networks fit."""
 BATCHES, MANY = (1, 2, 16), (1, 2, 40)
 
@@ -105,6 +105,7 @@ STEPS = st.lists(
         st.tuples(st.just("linear"), st.integers(0, 2), st.sampled_from(MANY)),
         st.tuples(st.just("fault")),
     ),
+    min_size=8,
     max_size=16,
 )
 
