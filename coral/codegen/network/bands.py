@@ -25,6 +25,7 @@ from coral.codegen.network.graph import (
 from coral.codegen.network.tiling import Grid, Split
 
 IN_BANDS = Conv | MaxPool | AveragePool | Add | Multiply | Requantise
+MOST_BANDS = 64
 Splits = dict[str, tuple[Split, Split]]
 
 
@@ -107,9 +108,10 @@ def _more(rows: int, grid: Grid, count: int) -> int:
     """The next number of bands that makes bands smaller."""
     extent = ceil_div(rows, grid.rows)
     size = ceil_div(extent, count)
-    if size == 1:
-        raise ShapeError(f"bands of {rows} rows are single rows")
-    return ceil_div(extent, size - 1)
+    more = ceil_div(extent, min(size - 1, size * 9 // 10 + 1)) if size > 1 else MOST_BANDS + 1
+    if more > MOST_BANDS:
+        raise ShapeError(f"{count} bands of {rows} rows are not enough; more than {MOST_BANDS} are not tried")
+    return more
 
 
 def _checked(network: Network, grid: Grid, groups: tuple[Group, ...]) -> tuple[Group, ...]:

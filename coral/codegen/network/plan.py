@@ -35,6 +35,24 @@ def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
     return a[0] <= b[1] and b[0] <= a[1]
 
 
+def first_fit(sizes: dict[str, int], live: dict[str, tuple[int, int]], order: list[str]) -> dict[str, int]:
+    """Addresses such that what lives at the same time lies apart, in that order each as low as possible."""
+    places: dict[str, int] = {}
+    for name in order:
+        taken = sorted((places[n], places[n] + sizes[n]) for n in places if _overlap(live[n], live[name]))
+        address = 0
+        for start, end in taken:
+            if address + sizes[name] <= start:
+                break
+            address = max(address, end)
+        places[name] = address
+    return places
+
+
+def _end(places: dict[str, int], sizes: dict[str, int]) -> int:
+    return max(address + sizes[name] for name, address in places.items())
+
+
 @dataclass(frozen=True)
 class Block:
     """Bytes of a tensor on every tile: address of the first own position, strides of positions, rows and images.
@@ -80,28 +98,18 @@ class Plan(Layout):
         for name, (index, size) in temporaries(self).items():
             block = Block(0, size, size, ceil_div(size, self.images))
             live[name], shapes[name] = (index, index), block
-        places: dict[str, int] = {}
-        for root in sorted(live, key=lambda r: live[r][0]):
-            size = self._size(root, shapes[root])
-            taken = sorted(
-                (places[other], places[other] + self._size(other, shapes[other]))
-                for other in places
-                if _overlap(live[other], live[root])
-            )
-            address = 0
-            for start, end in taken:
-                if address + size <= start:
-                    break
-                address = max(address, end)
-            places[root] = address
-        peak = max(places[r] + self._size(r, shapes[r]) for r in places)
+        sizes = {root: self._size(root, shapes[root]) for root in live}
+        places = first_fit(sizes, live, sorted(live, key=lambda r: live[r][0]))
+        if _end(places, sizes) > NARROW_BYTES:
+            largest_first = first_fit(sizes, live, sorted(live, key=lambda r: (-sizes[r], live[r][0])))
+            places = min(places, largest_first, key=lambda p: _end(p, sizes))
+        peak = _end(places, sizes)
         if peak > NARROW_BYTES:
-            worst = max(places, key=lambda r: places[r] + self._size(r, shapes[r]))
-            together = {r: self._size(r, shapes[r]) for r in places if _overlap(live[r], live[worst])}
+            worst = max(places, key=lambda r: places[r] + sizes[r])
             raise TooLarge(
                 f"network {self.network.name!r} needs {peak} bytes of narrow memory per tile at tensor {worst!r} "
                 f"({self.images} images on {self.grid}), the limit is {NARROW_BYTES}",
-                sorted(together, key=lambda r: -together[r]),
+                sorted((r for r in places if _overlap(live[r], live[worst])), key=lambda r: -sizes[r]),
             )
         blocks = {}
         for name, (root, offset) in self.roots.items():

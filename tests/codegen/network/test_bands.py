@@ -72,7 +72,7 @@ def random_bands(monkeypatch, seed: int, budget: float) -> None:
     m, grid, _ = draw(seed, budget)
     groups = random_groups(np.random.default_rng(seed), m.network(), grid)
     p = banded_program(monkeypatch, m.network(), groups, grid, own_input=True)
-    check(p, m.images(1), seed=seed)
+    check(p, m.all_images(1), seed=seed)
 
 
 def test_a_size_that_needs_bands():

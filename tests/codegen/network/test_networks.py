@@ -196,3 +196,19 @@ def test_passes_over_images_that_do_not_fit_together():
     words = [len(program.execution.bitstreams[0].data) // 16 for program in (p, once)]
     assert words[0] - words[1] <= 16
     check(p, m.images(35))
+
+
+@pytest.mark.slow
+def test_body_of_deeplab(corpus):
+    """513 x 513: the first six layers in bands. Down to the last depthwise block's projection."""
+    graph = read_model(corpus / "vision" / "deeplabv3_mnv2_dm05_pascal_quant.tflite").main
+    last = next(op.inputs[0] for op in graph.operators if op.name == "AVERAGE_POOL_2D")
+    p = nw.NetworkProgram(network_of(graph, graph.inputs[0], last))
+    assert p.plan.bands
+    source, target = graph.tensors[graph.inputs[0]], graph.tensors[last]
+    x = np.random.default_rng(5).integers(0, 256, source.shape).astype(np.uint8)
+    expected = evaluate(graph, {source.name: x}, outputs=[target.name])[target.name]
+    chip = Chip()
+    run(chip, p.caching())
+    got = outputs(p, run(chip, p.execution, p.pack(x)))[p.network.outputs[0]]
+    np.testing.assert_array_equal(got.reshape(-1), expected.reshape(-1))
