@@ -1,0 +1,93 @@
+"""``coral compile`` and ``coral info --strict`` as they are typed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import coral
+from coral.apps.direct import DirectChip
+from coral.cli import main
+from coral.compiler import CompileError
+from coral.evaluate import evaluate
+from coral.package.strict import strict_checks
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "argv", ["coral", *map(str, arguments)])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        return (code if isinstance(code, int) else 0, *capsys.readouterr())
+
+    return command
+
+
+def test_compile_writes_a_file_and_says_what_it_did(run: Any, corpus: Path, tmp_path: Path) -> None:
+    source, out = corpus / "robotics" / "gabor_64x64_p4.tflite", tmp_path / "out_edgetpu.tflite"
+    code, text, _ = run("compile", source, "-o", out, "--clock", "max")
+    assert code == 0
+    assert "AVERAGE_POOL_2D" in text
+    assert "at 500 MHz" in text.replace("\n", " ")
+    code, text, _ = run("compile", source, "-o", out, "--batch", 4, "--report", "json")
+    (report,) = json.loads(text)
+    assert code == 0
+    assert report["programs"][0]["images"] == 4
+    assert [d["place"] for d in report["decisions"]] == ["chip 0"] * 4
+    assert sum(d["share"] for d in report["decisions"]) <= 1.01
+    assert run("verify", source, out, "--n", 1, "--device", "direct")[0] == 0
+    assert run("info", "--strict", out)[0] == 0
+    assert run("run", out, "--random", 1, "--json")[0] == 0
+
+
+def test_several_models_and_wrong_places(run: Any, corpus: Path, tmp_path: Path) -> None:
+    models = [corpus / "dense" / f"dense_{n}.tflite" for n in (256, 512)]
+    assert run("compile", *models, "-o", tmp_path / "folder", "--report", "none")[0] == 0
+    files = sorted((tmp_path / "folder").iterdir())
+    assert [f.name for f in files] == ["dense_256_edgetpu.tflite", "dense_512_edgetpu.tflite"]
+    code, _, error = run("compile", models[0], "-o", models[0], "--report", "none")
+    assert code == 1
+    assert "replace" in error
+    assert "clock 'fast' is unknown" in run("compile", models[0], "-o", tmp_path / "x", "--clock", "fast")[2]
+    assert "cannot write" in run("compile", models[0], "-o", tmp_path / "no" / "x", "--report", "none")[2]
+
+
+def test_compile_in_python(corpus: Path) -> None:
+    source = corpus / "dense" / "dense_256.tflite"
+    one = coral.compile(source)
+    x = np.arange(256, dtype=np.uint8).reshape(1, 256)
+    model = coral.load(one.data, device=DirectChip())
+    (expected,) = evaluate(source, {model.inputs[0].name: x}).values()
+    assert (model(x) == expected).all()
+    assert len(coral.compile(source, source.read_bytes())) == 2
+    with pytest.raises(CompileError):
+        coral.compile(source, batch=0)
+
+
+def test_strict_on_every_file_of_googles(corpus: Path) -> None:
+    for path in sorted(corpus.glob("*/*_edgetpu.tflite")):
+        failed = [check.name for check in strict_checks(path) if not check.ok]
+        lstm = ["every program: the list of transfers is complete"] if "lstm" in path.name else []
+        assert failed == lstm, path.name
+
+
+def test_strict_finds_what_is_wrong(run: Any, corpus: Path, tmp_path: Path) -> None:
+    data = bytearray((corpus / "dense" / "dense_256_edgetpu.tflite").read_bytes())
+    at = data.find(b"DWN1")
+    data[at : at + 4] = b"XXXX"
+    bad = tmp_path / "bad.tflite"
+    bad.write_bytes(data)
+    code, text, _ = run("info", "--strict", bad)
+    assert code == 1
+    assert "NO" in text
+    assert run("info", "--strict", corpus / "dense" / "dense_256.tflite")[0] == 1
