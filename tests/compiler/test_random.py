@@ -41,7 +41,7 @@ def slow_host(monkeypatch, request):
         monkeypatch.setattr(partition, "OPERATOR_SECONDS", 1.0)
 
 
-@pytest.mark.parametrize("seed", [*range(12), 113, 116, 120, 135])
+@pytest.mark.parametrize("seed", [*range(12), 113, 116, 120, 135, 1077])
 def test_random_graphs(seed):
     check(seed)
 
