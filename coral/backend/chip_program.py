@@ -116,7 +116,7 @@ class ChipProgram(Program["CORALDevice"]):
         else:
             inputs = {tensor(value): values[value] for value, _ in chain.inputs}
             try:
-                results = self.dev.chip.network(key, lambda: chain.network(arrays), inputs)
+                results = self.dev.chip.network(key, lambda: chain.network(_copies(chain, arrays)), inputs)
             except (CodegenError, PlacementError):
                 self._apart = True
                 return False
@@ -162,6 +162,11 @@ def _images(buffer: HostBuffer, chain: Chain, value: int) -> np.ndarray:
     image = chain.values[value].image
     planes = np.frombuffer(buffer.memory, np.uint8, int(np.prod(image))).reshape(image)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
+
+
+def _copies(chain: Chain, arrays: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+    """The parameters to keep: the runtime lays networks out anew when buffers may hold something else already."""
+    return {number: arrays[number].copy() for number in chain.parameters}
 
 
 def _identity(buffer: HostBuffer) -> tuple[int, int, int]:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 HOST_ONLY = "host-only"
 """``Target.indices`` of a renderer that must not select: part of tinygrad's cache key, and it travels to workers."""
 
-_times_off = 0
+
+class _Nesting(threading.local):
+    off = 0
+
+
+_nesting = _Nesting()
 
 
 def _is_set(name: str, default: str) -> bool:
@@ -18,7 +24,7 @@ def _is_set(name: str, default: str) -> bool:
 
 def enabled() -> bool:
     """Whether kernels may go to the chip: not inside :func:`selection_off`, nor with CORAL_SELECT=0."""
-    return not _times_off and _is_set("CORAL_SELECT", "1")
+    return not _nesting.off and _is_set("CORAL_SELECT", "1")
 
 
 def fusion_enabled() -> bool:
@@ -33,10 +39,9 @@ def debug() -> bool:
 
 @contextmanager
 def selection_off() -> Iterator[None]:
-    """Inside, kernels that are compiled or fetched run on the host; a TinyJit keeps what it has captured."""
-    global _times_off
-    _times_off += 1
+    """Inside, kernels that this thread compiles or fetches run on the host; a TinyJit keeps what it has captured."""
+    _nesting.off += 1
     try:
         yield
     finally:
-        _times_off -= 1
+        _nesting.off -= 1

@@ -80,7 +80,8 @@ def convolutions(axes: Sequence[UOp], total: UOp, x: UOp, w: UOp, numbers: dict[
             pitches = {"n": groups * c, "c": 1, **({"o": c} if groups == o else {})}
             for rows, columns in _geometries(total, x, roles, n * groups * c, pitches):
                 found.append(_convolution(n, groups * c, o, groups, roles, rows, columns, numbers))
-    yield from sorted(found, key=lambda layer: sum(layer.padding))[:CANDIDATES]
+    # One loop over positions is a row rather than a column: images of one row need less of the tiles' memory.
+    yield from sorted(found, key=lambda layer: (sum(layer.padding), layer.shape[2]))[:CANDIDATES]
 
 
 def _convolution(
@@ -117,7 +118,7 @@ def pools(
             )
             found.append(layer)
     # One loop over planes is channels of one image rather than images of one channel.
-    yield from sorted(found, key=lambda layer: (sum(layer.padding), layer.shape[0]))[:CANDIDATES]
+    yield from sorted(found, key=lambda layer: (sum(layer.padding), layer.shape[0], layer.shape[2]))[:CANDIDATES]
 
 
 def _size(axis: UOp | None) -> int:

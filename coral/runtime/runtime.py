@@ -139,14 +139,16 @@ class Runtime:
         """Several rows through one program."""
         rows = {"x": product_rows(spec, x)}
         key, grid = ("product", item, spec), nw.Grid(1, 1)
-        found = self._networks.run(key, lambda: product(spec, w, b), rows, weights=("product", item), grid=grid)
+        found = self._networks.run(
+            key, lambda: product(spec, *_copies(w, b)), rows, weights=("product", item), grid=grid
+        )
         return found["y"].reshape(len(x), len(w))
 
     def _row(self, spec: LinearSpec, x: np.ndarray, w: np.ndarray, b: np.ndarray | None, item: Hashable) -> np.ndarray:
         """One row through FULLY_CONNECTED."""
         shape, key = fc_shape(len(w), spec.k), ("row", item)
         placed = self._residents.placed(key)
-        footprint = placed[0] if placed else self._residents.place(key, fc_layout(shape, spec.w_zp, w, b))
+        footprint = placed[0] if placed else self._residents.place(key, fc_layout(shape, spec.w_zp, *_copies(w, b)))
         plan = self._plan(shape, spec.quant(), footprint.place)
         self._residents.load(key, footprint.floor)
         padded = np.full(plan.input_bytes, spec.in_zp, np.uint8)
@@ -172,3 +174,8 @@ def _check(name: str, array: np.ndarray, dtype: type, shape: tuple[int, ...]) ->
     if array.shape != shape:
         wanted = " x ".join("M" if n == -1 else str(n) for n in shape)
         raise RuntimeFault(f"{name} has shape {array.shape}, {wanted} is needed")
+
+
+def _copies(w: np.ndarray, b: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    """Weights to keep: they are laid out anew when others need room, and the caller's arrays may have changed then."""
+    return w.copy(), None if b is None else b.copy()

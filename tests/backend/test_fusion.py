@@ -188,6 +188,9 @@ def test_weights_written_between_two_calls_are_new_weights(chip, cpu: str) -> No
                 x = qconv2d_expression(x, w, None, ZP, 128, 0.01, 0, 255, ZP, padding=1)
             assert np.array_equal(got, x.numpy())
     assert len(chip.networks) == 3
+    kept = [stage.weights for stage in next(iter(chip.networks.values())).stages]
+    for stage_weights, original in zip(kept, WEIGHTS, strict=False):
+        assert np.array_equal(stage_weights, original.transpose(0, 2, 3, 1)), "the runtime's copy follows the buffer"
 
 
 def test_the_same_weights_in_another_order_are_another_network(chip) -> None:

@@ -81,3 +81,23 @@ def test_a_transpose_in_the_middle(coral_device, cpu: str) -> None:
     counted = stats()
     assert np.array_equal(got, b.network.answer(cpu))
     assert (counted.chip_programs, counted.chip_layers, counted.host_programs) == (2, 4, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("positions", [127, 128, 129])
+@pytest.mark.parametrize("channels", [767, 768, 769])
+def test_pointwise_convolutions_around_powers_of_two(coral_device, cpu: str, positions: int, channels: int) -> None:
+    b = Builder(1, 1, channels, 1, positions)
+    b.conv(288, (1, 1), (1, 1), (0, 0, 0, 0))
+    check(b.network, cpu)
+    assert stats().chip_programs == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(3, 181, 180), (1, 13, 5)])
+def test_means_over_whole_maps(coral_device, cpu: str, monkeypatch: pytest.MonkeyPatch, shape: tuple) -> None:
+    """As large as sums stay one kernel: from 32,768 terms on tinygrad splits them."""
+    monkeypatch.setenv("CORAL_PLACE", "chip")
+    b = Builder(1, 1, *shape)
+    b.average_pool(shape[1:], (1, 1))
+    check(b.network, cpu)
