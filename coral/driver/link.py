@@ -98,5 +98,10 @@ class Link:
                 raise StickGone(f"the stick left the bus during {request}; plug it in again")
             if status == "pending":
                 self.abandon([transfer])
-                raise NoAnswer(f"{request} was not answered within {timeout_s:g} s")
+                late = "the stick answers so late that the time for all its answers was over at"
+                raise NoAnswer(
+                    f"{request} was not answered within {timeout_s:g} s"
+                    if self.clock.now() < self.until
+                    else f"{late} {request}"
+                )
         raise TransferFailed(f"{request} ended with {status!r} {CONTROL_TRIES} times")

@@ -20,7 +20,8 @@ from coral.package.program import Program
 
 PROBE_TIMEOUT_S = 0.5
 CANARY_TIMEOUT_S = 0.7
-CLOSE_S = 2.0
+OPEN_S, CLOSE_S = 6.0, 2.0
+"""What all registers of a bring-up may take together, and of a close: there are some 60, and each may answer late."""
 REPLUG = "unplug the stick, wait a second and plug it in again"
 STATUS_REGISTERS = (
     "hib_error_status",
@@ -67,13 +68,14 @@ class Session:
         patience_s = min(CLAIM_PATIENCE_S, until - device.clock.now())
         self.handle = open_and_claim(device, 0, fresh=not found_running, patience_s=patience_s)
         try:
-            self.link = Link(self.handle, device.clock, counters, until)
+            self.link = Link(self.handle, device.clock, counters, min(until, device.clock.now() + OPEN_S))
             self.registers = Registers(self.link)
             self.pipes = Pipes(self.link, self.registers, device.speed, options.stall_timeout_s)
             self._probe()
             if found_running:
                 self.pipes.drain()
             bring_up(self.registers, clock=options.clock, speed=device.speed)
+            self.link.until = until
         except BaseException:
             self.close(orderly=False)
             raise
@@ -110,7 +112,7 @@ class Session:
     def close(self, *, orderly: bool) -> None:
         """Ends every transfer, if ``orderly`` also stops the chip, and gives the stick back; never fails, once only.
 
-        What is not answered within CLOSE_S is left: some 40 registers, each answered late, could take half a minute.
+        What is not answered within CLOSE_S is left.
         """
         if self._closed:
             return

@@ -264,6 +264,18 @@ def test_closing_a_stick_that_answers_late_ends_soon(bed: Bed, seconds: float) -
     good(bed.open(bus))
 
 
+def test_opening_a_stick_that_answers_late_fails_soon(bed: Bed) -> None:
+    bus = bed.bus()
+    bed.open(bus).close()
+    bed.stick.faults = FaultPlan(Fault(FaultKind.CONTROL, 0, Effect.DELAY, 1000, seconds=0.3))
+    started = bed.now()
+    with pytest.raises(driver.DriverError, match="answers so late that the time for all its answers was over"):
+        bed.open(bus)
+    assert bed.now() - started < 10
+    bed.stick.faults = FaultPlan()
+    good(bed.open(bus))
+
+
 # programs that ask for their own transfers
 
 ADDRESSES = {"p": 1 << 32, "s": 2 << 32, "x": 3 << 32, "y": 4 << 32}
