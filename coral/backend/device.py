@@ -35,15 +35,20 @@ class USBIface:
     count = 1
 
     def __init__(self, dev: CORALDevice, index: int):
-        from coral.devices import open_runtime
-
+        self.index = index
         try:
-            self.runtime = open_runtime("usb", index)
+            self.runtime = self.open()
         except CoralError as error:
             raise DeviceUnavailable(
                 f"{dev.device}: {str(error).rstrip('.')}. Plug the stick in; `coral doctor` tells what is wrong; "
                 "MOCKCORAL=1 uses the simulated stick."
             ) from error
+
+    def open(self) -> Runtime:
+        """The runtime of this process's stick number ``index``; errors of ``coral.devices.open_runtime``."""
+        from coral.devices import open_runtime
+
+        return open_runtime("usb", self.index)
 
     def device_fini(self) -> None:
         """Closes the stick at the end of the process."""
@@ -60,6 +65,10 @@ class SIMIface:
 
     @functools.cached_property
     def runtime(self) -> Runtime:
+        """The runtime, opened on first use."""
+        return self.open()
+
+    def open(self) -> Runtime:
         """The runtime of this process's simulated stick number ``index``."""
         from coral.devices import open_runtime
 
@@ -104,7 +113,10 @@ class CORALDevice(Compiled):
 
     @property
     def chip(self) -> Runtime:
-        """The runtime that keeps weights on the chip and runs layers; building it opens the simulated stick."""
+        """The runtime that keeps weights on the chip and runs layers; building it opens the simulated stick. One that
+        was closed (``coral.devices.close_all``) is opened again."""
+        if self.iface.runtime.closed:
+            self.iface.runtime = self.iface.open()
         return self.iface.runtime
 
     def _select_renderer(self) -> Renderer:

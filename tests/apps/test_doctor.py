@@ -19,6 +19,12 @@ from coral.driver.errors import LibusbMissing
 from coral.stick import Effect, Fault, FaultPlan, Kind, SoftwareStick
 
 
+@pytest.fixture(autouse=True)
+def free_sticks() -> None:
+    """What other tests of this process left open is closed."""
+    devices.close_all()
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No interpreters are started: registration and host code are fine."""

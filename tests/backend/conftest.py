@@ -24,6 +24,8 @@ class ReferenceRuntime:
     programs. Remembers what it was asked.
     """
 
+    closed = False
+
     def __init__(self) -> None:
         self.calls: list[tuple[Any, tuple[int, ...], Any]] = []
         self.networks: dict[Hashable, nw.Network] = {}

@@ -54,7 +54,7 @@ def test_usb_is_opened_at_once_and_closed_at_the_end(monkeypatch: pytest.MonkeyP
     device = CORALDevice("CORAL")
     assert opened == [("usb", 0)]
     device.finalize()
-    assert device.chip.closed
+    assert device.iface.runtime.closed
 
 
 @pytest.mark.parametrize("how", ["MOCKCORAL=1", "DEV=SIM+CORAL"])
@@ -70,7 +70,7 @@ def test_simulated_stick_is_built_by_the_first_chip_program(monkeypatch: pytest.
     assert device.chip is device.chip
     assert opened == [("sim", 2)]
     device.finalize()
-    assert device.chip.closed
+    assert device.iface.runtime.closed
 
 
 def test_unknown_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,6 +235,7 @@ import tinygrad.engine.worker as worker
 class Runtime:
     def linear(self, spec, x, w, b, key=None):
         return np.full((x.shape[0], spec.n), int(spec.mult * 2), np.uint8)
+    closed = False
     def close(self): pass
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from backend.quantised_networks import Builder, QuantisedNetwork, random_network
+from coral import devices
 from coral.backend import reset_stats, stats
 
 QUICK, ALL = 8, 300
@@ -101,3 +102,11 @@ def test_means_over_whole_maps(coral_device, cpu: str, monkeypatch: pytest.Monke
     b = Builder(1, 1, *shape)
     b.average_pool(shape[1:], (1, 1))
     check(b.network, cpu)
+
+
+def test_a_closed_stick_is_opened_again(coral_device, small_network: tuple[QuantisedNetwork, np.ndarray]) -> None:
+    network, answer = small_network
+    first = coral_device.chip
+    devices.close_all()
+    assert np.array_equal(network.answer("CORAL"), answer)
+    assert coral_device.chip is not first
