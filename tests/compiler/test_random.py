@@ -41,7 +41,7 @@ def slow_host(monkeypatch, request):
         monkeypatch.setattr(partition, "OPERATOR_SECONDS", 1.0)
 
 
-@pytest.mark.parametrize("seed", [*range(12), 113, 116, 120, 135, 1077])
+@pytest.mark.parametrize("seed", [*range(12), 113, 116, 120, 135, 185, 1077, 1178, 2018, 3245, 3935])
 def test_random_graphs(seed):
     check(seed)
 

@@ -53,7 +53,7 @@ class TooLarge(ShapeError):
 
 def rewritten(network: Network, grid: Grid, images: int, *, own_input: bool) -> Network:
     """The network in the form that suits a plan with these fields."""
-    network = with_dense_layers(with_copies(lowered(network)), shared=grid.slots == 1 and images == 1)
+    network = with_copies(with_dense_layers(lowered(network), shared=grid.slots == 1 and images == 1))
     return with_padded_inputs(network, always=own_input)
 
 
@@ -163,7 +163,8 @@ class Layout:
         columns = Split.of(tensor.x, self.grid.columns, lcm(multiple, across))
         if tensor.name in self.network.inputs and not (self.own_input and tensor.c % WORD_BYTES == 0):
             readers = [s for s in self.network.readers(tensor.name) if not isinstance(s, Dense)]
-            if readers:
+            sent = any(self.roots[name][0] == tensor.name for name in self.network.outputs)
+            if readers and not sent:  # what is sent again has to be somebody's own in full
                 outputs = self._split(self.tensors[readers[0].output])
                 (sy, sx) = readers[0].window.stride
                 rows = replace(rows, extent=outputs[0].step * sy)

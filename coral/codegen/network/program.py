@@ -159,6 +159,7 @@ class NetworkProgram:
         exchanged: set[str] = set()
         for stage in plan.stages:
             self._stage(b, stage, exchanged)
+            exchanged.discard(plan.roots[stage.output][0])  # a part that is written later has to be exchanged, too
         b.barrier()
         for index, name in enumerate(plan.network.outputs):
             send_output(b, plan, name, self.images, index)

@@ -96,6 +96,8 @@ def with_copies(network: Network) -> Network:
     def must_copy(s: Stage, name: str) -> bool:
         if isinstance(s, Add | Multiply):
             return name in from_host
+        if isinstance(s, Dense):  # an input lies whole on every tile only if nothing but dense layers reads it
+            return name in from_host and not all(isinstance(r, Dense) for r in network.readers(name))
         if isinstance(s, Resize):
             others = [r for r in network.readers(name) if isinstance(r, Conv | Requantise | MaxPool)]
             beside = any(leaves(r, name) for r in others if not isinstance(r, Dense))
