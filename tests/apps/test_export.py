@@ -56,6 +56,7 @@ MODELS: list[tuple[Callable[[], Any], tuple[int, ...], bool]] = [
 def exported(number: int, folder: Path) -> tuple[Path, np.ndarray, np.ndarray, int]:
     """File, its input, the output that the quantised model computes, as the file's values; and what int8 has less."""
     make, shape, per_channel = MODELS[number]
+    Tensor.manual_seed(number)
     model = make()
     x = F(np.random.default_rng(number).normal(0.2, 1, (4, *shape)))
     qmodel = coral.quantize(model, x, per_channel=per_channel)
