@@ -20,7 +20,7 @@ from coral.chip import Chip
 from coral.chip.layout import SCALAR_NODE, TILES, UNIT_BYTES
 from coral.chip.machine import DONE, Job, Machine, Queue
 from coral.chip.scalar import SCALAR_UNITS, ScalarCore
-from coral.chip.walks import signed16
+from coral.isa import signed16
 from coral.package.program import Base, DmaHint, InstructionHint
 
 PACKET_CYCLES = 4.0

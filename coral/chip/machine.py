@@ -37,7 +37,8 @@ from coral.chip.layout import (
 )
 from coral.chip.recording import Compute, Recording
 from coral.chip.trace import Trace
-from coral.chip.walks import Addresses, Gate, Index, signed16
+from coral.chip.walks import Addresses, Gate, Index
+from coral.isa import signed16
 
 if TYPE_CHECKING:
     from coral.chip.plans import Plan

@@ -30,7 +30,7 @@ from coral.chip.plans import Plan
 from coral.chip.program import Block, Chunk
 from coral.chip.recording import ScalarCheck, ScalarFlush, ScalarForget, ScalarRun, ScalarStart, word_of
 from coral.chip.scalar_code import Partial
-from coral.chip.walks import signed16
+from coral.isa import signed16
 
 DMA_UNITS = ("ring_producer", "ring_consumer0", "ring_consumer1", "narrow_to_wide", "wide_to_narrow")
 SCALAR_UNITS = ("activation_pop", "parameter_pop", "infeed", "outfeed")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from coral import isa
 from coral.chip.errors import RuleViolation, UnknownInstruction
 from coral.chip.layout import MAX_WALK_STEPS
+from coral.isa import signed16
 
 Index = NDArray[np.int64]
 
@@ -183,11 +184,6 @@ class Gate:
             return blocks.steps, threshold
         more = spare // self.step if self.step > 0 else 0
         return blocks.start(block + more + 1), threshold + self.step * (more + 1)
-
-
-def signed16(value: int) -> int:
-    """``value`` modulo 2**16 as a signed number."""
-    return ((value + 0x8000) & 0xFFFF) - 0x8000
 
 
 def gates(instruction: Any, sides: Sequence[Nest]) -> tuple[Gate, ...]:

@@ -28,16 +28,11 @@ from coral.codegen.machine import (
     WORD_BYTES,
     ceil_div,
 )
-from coral.isa import ScalarCounter, TileCounter, Wait, Walk
+from coral.isa import ScalarCounter, TileCounter, Wait, Walk, signed16
 
 RELAY_WORDS = 4
 """Words per slot of a relay's two-slot buffer; RELAY_BYTES is the whole buffer."""
 RELAY_BYTES = 2 * RELAY_WORDS * WORD_BYTES
-
-
-def signed16(value: int) -> int:
-    """``value`` modulo 2**16 as the signed number that a threshold field holds; counters wrap the same way."""
-    return (value + 0x8000 & 0xFFFF) - 0x8000
 
 
 # host streams

@@ -14,4 +14,4 @@ from coral.isa.stream import BY_MNEMONIC, BY_OPCODE, CLASSES, WORD_BYTES, Placed
 from coral.isa.stream import decode, decode_one, encode, iter_decode
 from coral.isa.tile import FenceUnit, Predicated, TileInstruction
 from coral.isa.tile import MeshEast, MeshNorth, MeshSouth, MeshWest, N2w, RingRecv0, RingRecv1, RingSend, TileFence, W2n
-from coral.isa.walk import Wait, Walk
+from coral.isa.walk import Wait, Walk, signed16

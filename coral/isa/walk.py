@@ -23,6 +23,11 @@ def _wrap(value: int, width: int) -> int:
     return value - (1 << width) if value >> (width - 1) else value
 
 
+def signed16(value: int) -> int:
+    """``value`` modulo 2**16 as the signed number that a threshold field holds; sync counters wrap the same way."""
+    return _wrap(value, 16)
+
+
 @dataclass(frozen=True)
 class Walk:
     """A loop nest of addresses: base + sum of index * stride, innermost dimension first.

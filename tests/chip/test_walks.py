@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from coral import isa
 from coral.chip import RuleViolation, UnknownInstruction
-from coral.chip.walks import Addresses, Gate, Nest, signed16
-from coral.isa import TileCounter, Wait, Walk
+from coral.chip.walks import Addresses, Gate, Nest
+from coral.isa import TileCounter, Wait, Walk, signed16
 
 
 @st.composite

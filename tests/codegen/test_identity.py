@@ -9,7 +9,6 @@ import pytest
 
 from codegen.compare import assert_same, first_difference
 from coral import isa, numerics
-from coral.codegen import blocks
 from coral.codegen.builder import V14, Builder
 from coral.codegen.fc import FcQuant, fully_connected, fully_connected_per_channel
 from coral.codegen.gather import Spread, mesh_gather
@@ -119,4 +118,4 @@ def test_difference_names_instruction_and_field():
     assert "instruction 1, word 1, halt: code 1 instead of 4" in first_difference(other, a)
     assert "ours End" in first_difference(isa.encode([isa.Start(), isa.End()]), a)
     assert "3 instructions instead of 4" in first_difference(a, a + isa.End().to_bytes())
-    assert blocks.signed16(0xFFFF) == -1
+    assert isa.signed16(0xFFFF) == -1

@@ -29,11 +29,33 @@ class Done:
         return self.outputs
 
 
-class FakeStick:
+class Residency:
+    """The part of a stick that keeps account of what is resident; a subclass runs programs."""
+
     def __init__(self) -> None:
         self.clock_hz = CLOCK_HZ
-        self.wide = np.zeros((16, 2080, 64, 4), np.uint8)
         self.resident: set[Program] = set()
+
+    def run(self, program: Program | Prepared, inputs: Mapping[str, object] | None = None) -> dict[str, bytes]:
+        raise NotImplementedError
+
+    def start(self, program: Prepared, inputs: Mapping[str, object]) -> Done:
+        return Done(self.run(program, inputs))
+
+    def ensure_cached(self, caching: Program) -> bool:
+        if caching in self.resident:
+            return False
+        self.run(caching)
+        return True
+
+    def evict(self, caching: Program) -> None:
+        self.resident.discard(caching)
+
+
+class FakeStick(Residency):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = np.zeros((16, 2080, 64, 4), np.uint8)
         self.log: list[str] = []
         self.fail_next = False
         self.closed = 0
@@ -58,18 +80,6 @@ class FakeStick:
         y[: len(results)] = results
         self.wide[:, 2012:] = 0xEE
         return {program.outputs[0].name: y.tobytes()}
-
-    def start(self, program: Prepared, inputs: Mapping[str, object]) -> Done:
-        return Done(self.run(program, inputs))
-
-    def ensure_cached(self, caching: Program) -> bool:
-        if caching in self.resident:
-            return False
-        self.run(caching)
-        return True
-
-    def evict(self, caching: Program) -> None:
-        self.resident.discard(caching)
 
     def lose_everything(self) -> None:
         self.resident.clear()

@@ -13,6 +13,7 @@ from coral import isa
 from coral.codegen.machine import ROW_BYTES, TILES, tiles_of
 from coral.driver import Prepared
 from coral.package.program import Kind, Program
+from runtime.fake_stick import Residency
 
 Place = tuple[int, int]
 LOST = b""
@@ -53,24 +54,12 @@ def _rows(i: isa.Instruction, prefix: str) -> list[int]:
     return rows
 
 
-@dataclass
-class Done:
-    """A call that has ended already."""
-
-    outputs: dict[str, bytes]
-
-    def result(self) -> dict[str, bytes]:
-        return self.outputs
-
-
-class MemoryStick:
+class MemoryStick(Residency):
     """Results are zeros; ``read`` has the contents of all rows of parameters that the last call read."""
 
-    clock_hz = 250_000_000
-
     def __init__(self) -> None:
+        super().__init__()
         self.wide: dict[Place, bytes] = {}
-        self.resident: set[Program] = set()
         self.read: set[bytes] = set()
         self.uploads = 0
 
@@ -85,18 +74,6 @@ class MemoryStick:
             for row in range(found.floor, 2080):
                 self.wide.pop((tile, row), None)
         return {y.name: bytes(y.size_bytes * y.executions) for y in program.outputs}
-
-    def start(self, program: Prepared, inputs: Mapping[str, object]) -> Done:
-        return Done(self.run(program, inputs))
-
-    def ensure_cached(self, caching: Program) -> bool:
-        if caching in self.resident:
-            return False
-        self.run(caching)
-        return True
-
-    def evict(self, caching: Program) -> None:
-        self.resident.discard(caching)
 
     def lose_everything(self) -> None:
         self.resident.clear()

@@ -155,7 +155,7 @@ def _unpack(b: Builder, plan: Plan, parts: list[Band]) -> None:
             skip = band.offset % INPUT_UNIT_BYTES // WORD_BYTES
             packets = ceil_div(band.size + skip * WORD_BYTES, ROW_BYTES)
             arrived = b.count(TileCounter.RING_READ_A, band.tiles) + 1
-            free = blocks.signed16(b.count(TileCounter.WIDE_TO_NARROW, band.tiles) - ROW_WORDS - skip)
+            free = isa.signed16(b.count(TileCounter.WIDE_TO_NARROW, band.tiles) - ROW_WORDS - skip)
             for mask, walk in band.targets:
                 key = (walk, skip, packets, arrived)
                 unpackers[key] = unpackers.get(key, 0) | mask
