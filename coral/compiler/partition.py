@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from coral import timing
 from coral.codegen import CodegenError
 from coral.codegen import network as nw
+from coral.codegen.machine import WORD_BYTES, round_up
 from coral.codegen.network.frame import images_in
 from coral.codegen.network.tiling import SIDES
 from coral.compiler import operators  # noqa: F401  (fills OPERATORS)
@@ -80,7 +82,7 @@ def partition(graph: Graph, names: tuple[str, ...], images: int) -> Partition:
         found.order += host.get(level, [])
         if level < len(chip):
             found.order += _fitted(found, chip[level].operators, live)
-    found.order = _worthwhile(found)
+    found.order = _trimmed(found, _worthwhile(found), live)
     return found
 
 
@@ -104,10 +106,56 @@ def _worthwhile(found: Partition) -> list[Segment | int]:
     return order
 
 
-def host_seconds(segment: Segment) -> float:
-    """A rough guess at what a host's CPU needs for a segment: operators, results, products."""
+def _trimmed(found: Partition, order: Sequence[Segment | int], live: set[int]) -> list[Segment | int]:
+    """Without operators at the ends of segments that only make more bytes to send, if the host is sooner done."""
+    trimmed: list[Segment | int] = []
+    repeated: tuple[int, ...] = ()
+    for item in order:
+        if isinstance(item, Segment):
+            repeated, after = item.echoes, set()
+            while (less := _less_to_send(found, item, live)) is not None:
+                item, number = less
+                after.add(number)
+            trimmed += [item, *sorted(after | {*item.echoes})] if after else [item, *item.echoes]
+        elif item not in repeated:
+            trimmed.append(item)
+    return trimmed
+
+
+def _less_to_send(found: Partition, segment: Segment, live: set[int]) -> tuple[Segment, int] | None:
+    """A segment without one of its last operators, and that operator, if it pays."""
+    graph, made_by = found.graph, segment.lowering.made_by
+
+    def sent(numbers: Sequence[int]) -> float:
+        shapes = [graph.tensors[i].shape for i in _needed(graph, numbers, live)]
+        return sum(math.prod(s[:-1]) * round_up(s[-1], WORD_BYTES) for s in shapes) / timing.FROM_CHIP_BYTES_PER_S
+
+    for number in reversed(segment.operators):
+        stages = [s for s in segment.program.network.stages if made_by.get(s.output) == number]
+        rest = [n for n in segment.operators if n != number]
+        made = set(graph.operators[number].outputs)
+        if not stages or any(isinstance(s, nw.Conv) for s in stages):
+            continue
+        if any(made & set(graph.operators[n].inputs) for n in rest):
+            continue
+        saved, host = sent(segment.operators) - sent(rest), host_seconds(segment, stages)
+        if saved <= host:
+            continue
+        try:
+            less = _segment(found, rest, live)
+        except (CodegenError, Refused):
+            continue
+        if less is not None:
+            times = f"{saved * 1e6:.0f} us, the host about {host * 1e6:.0f} us"
+            found.reasons[number] = f"sending its result would take {times}"
+            return less, number
+    return None
+
+
+def host_seconds(segment: Segment, stages: Sequence[nw.Stage] | None = None) -> float:
+    """A rough guess at what a host's CPU needs for a segment, or some stages of it: operators, results, products."""
     network, seconds = segment.program.network, 0.0
-    for stage in network.stages:
+    for stage in network.stages if stages is None else stages:
         y = network.tensors[stage.output]
         taps = stage.weights.size // y.c if isinstance(stage, nw.Conv) else 1
         seconds += OPERATOR_SECONDS + y.size * (RESULT_SECONDS + taps * PRODUCT_SECONDS) * segment.program.batch

@@ -13,7 +13,8 @@ from coral.package.strict import strict_checks
 from coral.package.tflite_file import read_edgetpu
 
 WHOLE = ["dense/dense_256", "dense/dense_1024", "robotics/gabor_64x64_p4", "robotics/gabor_64x64_7k_4o_2s",
-         "robotics/bright_16x16", "sequence/split_concat", "vision/mobilenet_v1_0.25_128_quant"]  # fmt: skip
+         "robotics/bright_16x16", "robotics/bright_64x64", "sequence/split_concat",
+         "vision/mobilenet_v1_0.25_128_quant"]  # fmt: skip
 SLOW = [
     "dense/dense_512", "robotics/looming_64x64_3x3", "vision/mobilenet_v1_0.25_128_quant_legacy",
     "vision/mobilenet_v1_0.5_160_quant", "vision/mobilenet_v1_1.0_224_quant_embedding_extractor",
@@ -73,3 +74,14 @@ def test_what_is_written_is_read(corpus):
     assert all(check.ok for check in strict_checks(compiled.data))
     assert {p.kind for p in file.package.programs} == {Kind.EXECUTION_ONLY, Kind.PARAMETER_CACHING}
     assert file.package.execution.bitstreams[0].data == compiled.programs[0].execution.bitstreams[0].data
+
+
+def test_results_that_only_take_longer_to_send_are_left_to_the_host(corpus):
+    """MoveNet sends its heat maps; a second copy in another scale is the host's."""
+    (compiled,) = compile_models([corpus / "vision" / "movenet_single_pose_lightning_ptq.tflite"])
+    (segment,) = compiled.partition.segments
+    graph = compiled.partition.graph
+    (number,) = [n for n, why in compiled.partition.reasons.items() if why.startswith("sending its result")]
+    assert graph.operators[number].name == "QUANTIZE"
+    assert graph.operators[number].inputs[0] in segment.outputs.values()
+    assert compiled.partition.order.index(number) == 1 + compiled.partition.order.index(segment)

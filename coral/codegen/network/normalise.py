@@ -17,12 +17,12 @@ from coral.codegen.network.graph import L2Normalise, Softmax
 from coral.codegen.network.places import gathered, scratchpad
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import Level, merge
-from coral.codegen.network.scratch import FIXED_ROW, normalising_rows, quads
+from coral.codegen.network.scratch import FIXED_ROW, normalising_rows, quads, sums_at_a_time
 from coral.codegen.network.steps import chunk_shape
 from coral.codegen.network.vectors import gather
 from coral.codegen.network.wide import DIFFERENCE, Wide, add_rows, add_zero, identity_rows
 from coral.codegen.network.words import load_spline
-from coral.isa import Walk
+from coral.isa import TileCounter, Wait, Walk
 
 
 @dataclass(frozen=True)
@@ -225,9 +225,15 @@ class Emitter:
             mask = self.wide.constant(identity_rows(2))
             self.op(0, nest, nest, [(0, c.count)], start=word, target=word, row=mask)
         sums, pairs = ceil_div(channels, 2), ceil_div(c.count, GROUP)
-        self.to_rows(c.values, [(2 * c.words, c.count), (1, sums)], sums * pairs, 1)
-        load_spline(b, self.tiles, numerics.RSQRT.scaled(numerics.RSQRT_SCALE))
-        self._root_of_sums(total, sums, pairs)
+        nest = [(2 * c.words, c.count), (1, sums)]
+        depth = sums_at_a_time(sums, pairs)
+        if depth == sums:
+            self.to_rows(c.values, nest, sums * pairs, 1)
+            load_spline(b, self.tiles, numerics.RSQRT.scaled(numerics.RSQRT_SCALE))
+        else:
+            load_spline(b, self.tiles, numerics.RSQRT.scaled(numerics.RSQRT_SCALE))
+            self._feed(c.values, nest, depth, sums // depth)
+        self._root_of_sums(total, sums, pairs, depth)
         self.to_rows(c.packed, [(1, ceil_div(c.count, 2))], ceil_div(c.count, 2), 0)
         self.op(
             0,
@@ -247,9 +253,33 @@ class Emitter:
         self.to_rows(c.values, nest, c.count * c.rows, 2, transpose=1, transpose16=1)
         self.products(product, par16=1)
 
-    def _root_of_sums(self, mult: float, steps: int, groups: int) -> None:
-        """16-bit reciprocal square roots of sums of ``steps`` rows of pairs, 64 positions a row."""
+    def _feed(self, address: int, nest: list[Level], depth: int, passes: int) -> None:
+        """Words of narrow memory to two slots of ``depth`` rows each, as far as the op that follows has read them."""
+        self.b.drain()
+        free = self.b.count(TileCounter.PARAMETERS, self.tiles) - 1
+        self.b.emit(
+            isa.N2w,
+            tile_mask=self.tiles,
+            src=Walk(address // WORD_BYTES, [s for s, _ in nest], [n for _, n in nest]),
+            dst=Walk(self.chunk.row, [1, 0], [depth, passes], slot_level=1, slot_stride=depth),
+            sig_dst=1,
+            waits=[Wait(TileCounter.PARAMETERS, free, level=1, side=1)],
+            pack_level=1,
+        )
+
+    def _root_of_sums(self, mult: float, steps: int, groups: int, depth: int) -> None:
+        """16-bit reciprocal square roots of sums of ``steps`` rows of pairs, 64 positions a row; ``depth`` rows are
+        there at a time.
+        """
         c, loops = self.chunk, [steps, groups]
+        rows = Walk(ROW_UNITS * c.row, [ROW_UNITS * groups, ROW_UNITS], loops)
+        fed: dict = {}
+        if depth < steps:
+            loops = [depth, steps // depth, groups]
+            rows = Walk(ROW_UNITS * c.row, [ROW_UNITS, 0, 0], loops, slot_level=1, slot_stride=ROW_UNITS * depth)
+            ready = self.b.count(TileCounter.NARROW_TO_WIDE, self.tiles) + 1 - steps // depth
+            fed = {"sig_par": 1, "waits": [Wait(TileCounter.NARROW_TO_WIDE, ready, level=1)]}
+        reduce = len(loops) - 1
         columns = min(c.count, GROUP)
         last = c.count - GROUP * (groups - 1)
         words, last_words = ceil_div(columns, 2), ceil_div(last, 2)
@@ -259,13 +289,14 @@ class Emitter:
             tile_mask=self.tiles,
             loops=loops,
             out=Walk(c.packed, [WORD_BYTES, 2 * GROUP], [words, groups], **short),
-            par=Walk(ROW_UNITS * c.row, [ROW_UNITS * groups, ROW_UNITS], loops),
-            psum=Walk(0, [0, 0], loops, slot_level=1, slot_stride=ROW_UNITS),
+            par=rows,
+            psum=Walk(0, [0] * len(loops), loops, slot_level=reduce, slot_stride=ROW_UNITS),
+            **fed,
             acc_chain=1,
             acc_init=1,
             par16=1,
-            group_loop=1,
-            reduce_mask=1,
+            group_loop=reduce,
+            reduce_mask=(1 << reduce) - 1,
             out_ch=columns - 1,
             out_ch_last=last - 1,
             nlu_en=1,

@@ -10,6 +10,8 @@ from coral.codegen.network.steps import MAX_BLOCK, chunk_shape
 
 FIXED_ROW = WIDE_ROWS - 4
 """Two rows for the host's input, then two for results."""
+SUM_ROWS = 512
+"""Rows of values to be added up that may lie in wide memory at a time."""
 
 
 def scratch_rows(plan: Plan) -> int:
@@ -64,9 +66,18 @@ def normalising_rows(plan: Plan, stage: Softmax | L2Normalise) -> int:
     products = count * ceil_div(words, per_row)
     if isinstance(stage, L2Normalise):
         return max(count * words, products)
-    sums = ceil_div(plan.tensors[stage.output].c, 2) * ceil_div(count, GROUP)
+    sums, pairs = ceil_div(plan.tensors[stage.output].c, 2), ceil_div(count, GROUP)
+    depth = sums_at_a_time(sums, pairs)
+    sums = sums * pairs if depth == sums else 2 * depth
     maxima = max(quads(words)[-1][1] * ceil_div(count, per_row), ceil_div(count * words, per_row))
     return max(sums, maxima, ceil_div(count, 2), products)
+
+
+def sums_at_a_time(sums: int, groups: int) -> int:
+    """Rows of pairs that SOFTMAX adds up while they lie side by side: all, or one of two slots of a FIFO."""
+    if groups > 1 or sums <= SUM_ROWS:
+        return sums
+    return max(d for d in range(1, SUM_ROWS // 2 + 1) if sums % d == 0)
 
 
 def pool_shape(plan: Plan, stage: MaxPool) -> tuple[int, int, int]:

@@ -42,6 +42,15 @@ def test_logits_of_a_dense_layer(cls, n):
         check(p, m.images(batch), seed=n)
 
 
+@pytest.mark.parametrize(("c", "y"), [(1024, 3), (1026, 1), (1027, 1), (2062, 1), (4093, 1), (4096, 1)])
+def test_many_channels(c, y):
+    """More pairs than lie in wide memory at a time go through two slots; 1,031 of them one by one."""
+    m = Maker(c, y, 1, c)
+    m.normalise(nw.Softmax)
+    m.dense(3)
+    check(nw.NetworkProgram(m.network(), base_rows=(900,) * 16), m.images(1), seed=c)
+
+
 @BOTH
 def test_many_positions_are_taken_in_chunks(cls):
     m = Maker(4, 40, 33, 20)
