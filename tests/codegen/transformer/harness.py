@@ -89,6 +89,10 @@ class Session:
     def begin(self, positions: int) -> None:
         """A random cache for the first positions."""
         self.cache = random_cache(self.model, positions)
+        self.bring(positions)
+
+    def bring(self, positions: int) -> None:
+        """The cache of the first positions to a chip that keeps it."""
         if self.program.form.keep:
             run(self.chip, self.program.initialise(positions), self.program.pack_caches(self.cache, positions))
 

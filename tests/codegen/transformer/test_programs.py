@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cache
 
 import numpy as np
 import pytest
 
-from codegen.transformer.harness import Session, random_model, random_token, run
+from codegen.transformer.harness import Session, random_model, random_token
 from coral.codegen import transformer as tf
 from coral.codegen.errors import CodegenError, ShapeError
 from coral.llm.calibrate import begin, embed, observe, quantise
@@ -212,34 +213,99 @@ def test_instruction_bytes_do_not_depend_on_the_position(geometry, layers, form,
     assert sizes.pop() <= limit_bytes
 
 
+def parts(first, behind, size):
+    """Ranges of positions, each a test of its own."""
+    return [range(at, min(at + size, behind)) for at in range(first, behind, size)]
+
+
+def ends(positions):
+    """A test's name."""
+    return f"{positions[0]}-{positions[-1]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("positions", [*parts(1, 131, 26), range(254, 256)], ids=ends)
+@pytest.mark.parametrize("form", [tf.Form(keep=True), tf.Form()], ids=["kept", "sent"])
+def test_130_tokens_of_the_15m_shape(form, positions):
+    session = Session(tf.TransformerProgram(random_model(STORIES_15M, 6), form))
+    session.begin(positions[0])
+    for position in positions:
+        session.check(position)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [tf.Form(keep=True), tf.Form()], ids=["kept", "sent"])
-def test_130_tokens_of_the_15m_shape(form):
-    session = Session(tf.TransformerProgram(random_model(STORIES_15M, 6), form))
-    session.begin(1)
-    for position in range(1, 131):
-        session.check(position)
-    session.begin(254)
-    for position in (254, 255):
-        session.check(position)
-
-
-@pytest.mark.slow
-def test_more_than_256_positions_of_the_15m_shape():
-    session = Session(tf.TransformerProgram(random_model(tf.Geometry(288, 768, 6, 6, 260), 6), tf.Form(keep=True)))
+def test_more_than_256_positions_of_the_15m_shape(form):
+    session = Session(tf.TransformerProgram(random_model(tf.Geometry(288, 768, 6, 6, 260), 6), form))
     session.begin(254)
     for position in (254, 255, 256):
         session.check(position)
 
 
-@pytest.mark.slow
-def test_all_positions_of_stories260k(data):
-    checkpoint = load(data / "stories" / "stories260K.bin")
+@cache
+def stories_260k(path):
+    """Checkpoint, decoder, and codes of the words of a story that the float model wrote."""
+    checkpoint = load(path)
     model = quantise(checkpoint, observe(checkpoint, [sample(checkpoint, 160, 0.8, s) for s in range(4)]))
-    session = Session(tf.TransformerProgram(model, tf.Form(keep=True, loop=True)))
-    session.begin(1)
-    session.cache, _ = begin(model, checkpoint, 1)
-    run(session.chip, session.program.initialise(1), session.program.pack_caches(session.cache, 1))
-    story = sample(checkpoint, 512, 0.8, 7)
-    for position in range(1, 512):
-        session.check(position, embed(model, checkpoint, story[position % len(story)]))
+    words = sample(checkpoint, 512, 0.8, 7)
+    return checkpoint, model, [embed(model, checkpoint, words[p % len(words)]) for p in range(512)]
+
+
+class Story(Session):
+    """Real weights and words."""
+
+    def __init__(self, data, form, seed=None):
+        self.checkpoint, model, self.tokens = stories_260k(data / "stories" / "stories260K.bin")
+        super().__init__(tf.TransformerProgram(model, form), seed)
+
+    def begin(self, positions):
+        """The story up to there, by the bit model."""
+        self.cache, _ = begin(self.model, self.checkpoint, 1)
+        for position in range(1, positions):
+            tf.step(self.model, self.tokens[position], self.cache, position)
+        self.bring(positions)
+
+    def check(self, position, x=None):
+        """The story's word unless another is given."""
+        return super().check(position, self.tokens[position] if x is None else x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("positions", parts(1, 512, 73), ids=ends)
+def test_all_positions_of_stories260k(data, positions):
+    story = Story(data, tf.Form(keep=True, loop=True))
+    story.begin(positions[0])
+    for position in positions:
+        story.check(position)
+
+
+STORY_FORMS = {
+    "kept, looped": tf.Form(keep=True, loop=True, logits=True),
+    "sent, looped": tf.Form(loop=True, logits=True),
+    "kept": tf.Form(keep=True),
+    "sent": tf.Form(),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", STORY_FORMS.values(), ids=STORY_FORMS)
+def test_random_order_of_units_with_stories260k(data, form):
+    """Twenty orders, a different position in each, among them the ends of groups of 4 and 64."""
+    for seed in range(20):
+        first = (3, 62, 63, 64, 127, 255, 256, 300, 509, 510)[seed % 10]
+        story = Story(data, form, seed)
+        story.begin(first)
+        story.check(first)
+        story.check(first + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [tf.Form(keep=True), tf.Form()], ids=["kept", "sent"])
+def test_random_order_of_units_of_the_15m_shape(form):
+    program = tf.TransformerProgram(random_model(STORIES_15M, 6), form)
+    for seed in range(20):
+        session = Session(program, seed)
+        first = (2, 62, 63, 64, 127, 254)[seed % 6]
+        session.begin(first)
+        session.check(first)
+        session.check(first + 1)
