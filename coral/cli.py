@@ -44,7 +44,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program t
 StoryDevice = Annotated[
     Literal["usb", "sim", "cpu"] | None, typer.Option(help="A stick, the simulated one, none (default: as DEV says).")
 ]
-Checkpoint = Annotated[Path | None, typer.Option(dir_okay=False, help="A llama2.c model, for example stories15M.bin.")]
+Checkpoint = Annotated[
+    str | None, typer.Option(help="A llama2.c model: a file, stories15M or another public name, or an address.")
+]
+Sha256 = Annotated[str, typer.Option(metavar="HEX", help="The checkpoint's sha256; another file is refused.")]
 TokenizerFile = Annotated[Path | None, typer.Option(dir_okay=False, help="Its tokenizer.bin.")]
 ENGINE = "float: on the host. matmul: matrix products on the chip. chip: a token is one program. bits: that in NumPy."
 INPUTS = "One .npy, .npz or image per input, in order; or one .npz."
@@ -342,6 +345,7 @@ def eval_stories(
     device: StoryDevice = None,
     checkpoint: Checkpoint = None,
     tokenizer: TokenizerFile = None,
+    sha256: Sha256 = "",
     stories: Annotated[int, typer.Option(min=1, help="How many the float model writes.")] = 16,
     length: Annotated[int, typer.Option(min=3, help="Their length at most, in words.")] = 256,
     as_json: AsJson = False,
@@ -353,6 +357,7 @@ def eval_stories(
         engines or ["float", "matmul"],
         checkpoint=checkpoint,
         tokenizer=tokenizer,
+        sha256=sha256,
         device=device,
         stories=stories,
         length=length,
@@ -368,6 +373,7 @@ def serve(
     device: StoryDevice = None,
     checkpoint: Checkpoint = None,
     tokenizer: TokenizerFile = None,
+    sha256: Sha256 = "",
     warm: Annotated[list[int] | None, typer.Option(min=1, max=256, help="Compile this many stories at once.")] = None,
 ) -> None:
     """Serve a language model: a page to write stories with it, and OpenAI's interface."""
@@ -380,6 +386,7 @@ def serve(
         device=device,
         checkpoint=checkpoint,
         tokenizer=tokenizer,
+        sha256=sha256,
         warm=tuple(warm or [1]),
     )
 

@@ -2,7 +2,7 @@
 
 MOCKCORAL=1 DEV=CORAL python examples/stories.py                   the simulated stick; DEV=CORAL alone: a real one
 DEV=CPU python examples/stories.py                                 the same text, without any chip
-... --prompt "Once upon a time" --temperature 0.8 --seed 3 --checkpoint stories15M.bin
+... --prompt "Once upon a time" --temperature 0.8 --seed 3 --checkpoint stories15M
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ console = Console(highlight=False)
 def arguments(description: str) -> argparse.ArgumentParser:
     """The options that all story examples have."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--checkpoint", type=Path, help="a llama2.c model (default: stories260K.bin)")
+    parser.add_argument("--checkpoint", help="a llama2.c model: file, public name, address (default: stories260K.bin)")
+    parser.add_argument("--sha256", default="", help="its sha256; another file is refused")
     parser.add_argument("--tokenizer", type=Path, help="its tokenizer.bin")
     parser.add_argument("--engine", default="chip" if os.environ.get("CHIP", "0") != "0" else "matmul")
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -39,7 +40,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 def opened(options: argparse.Namespace, rows: int) -> tuple[Model, Engine]:
     """The model and the engine that the options ask for, ready for so many stories at once."""
-    model = load_model(options.checkpoint, options.tokenizer)
+    model = load_model(options.checkpoint, options.tokenizer, options.sha256)
     with console.status("quantising, compiling"):
         engine = open_engine(options.engine, model)
         engine.session(rows).step(np.full(rows, BOS))

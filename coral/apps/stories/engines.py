@@ -17,6 +17,7 @@ from tinygrad.device import Device
 from coral import CoralError
 from coral.apps.stories.chip import ChipEngine, ChipSession
 from coral.apps.stories.confirmed import confirmed_form
+from coral.apps.stories.download import address, downloaded, located
 from coral.codegen.transformer import Form, Transformer, step
 from coral.codegen.transformer.model import logits
 from coral.devices import shared_stick
@@ -24,6 +25,7 @@ from coral.llm import checkpoint, tokenizer
 from coral.llm.calibrate import observe, quantise
 from coral.llm.checkpoint import Checkpoint
 from coral.llm.engine import Engine, Session, TinygradEngine, Usage, Weights, calibration_stories, quantised
+from coral.llm.fetch import PUBLIC, TOKENIZERS, check_hash
 from coral.llm.model import Llama
 from coral.llm.tokenizer import Tokenizer
 
@@ -48,25 +50,34 @@ class Model:
     tokenizer: Tokenizer
 
 
-def load_model(path: Path | None = None, words: Path | None = None) -> Model:
-    """A checkpoint file and its tokenizer.bin.
+def load_model(named: str | Path | None = None, words: Path | None = None, sha256: str = "") -> Model:
+    """A checkpoint and its tokenizer.bin. ``named``: a file, an address, or a public model (``fetch.PUBLIC``), which is
+    downloaded unless it is there. ``sha256``: of the checkpoint.
 
     Defaults: stories260K.bin of ``$STORIES_DIR`` or ../shared/data/stories; beside the checkpoint, tok<vocabulary>.bin,
-    tokenizer<vocabulary>.bin or tokenizer.bin. StoriesError, CheckpointError and TokenizerError, OSError.
+    tokenizer<vocabulary>.bin or tokenizer.bin. StoriesError, FetchError, CheckpointError and TokenizerError, OSError.
     """
     folder = Path(os.environ.get("STORIES_DIR") or ROOT.parent / "shared" / "data" / "stories")
-    path = path or folder / "stories260K.bin"
+    url = address(named)
+    path = located(url, folder, sha256) if url else Path(named or folder / "stories260K.bin")
     if not path.is_file():
         raise StoriesError(
-            f"there is no checkpoint {path}. Give one of the llama2.c format (--checkpoint stories15M.bin, public as "
-            "karpathy/tinyllamas), or the folder of stories260K.bin and tok512.bin in STORIES_DIR"
+            f"there is no checkpoint {path}. Give one of the llama2.c format (--checkpoint FILE), the name of a public "
+            f"one ({', '.join(PUBLIC)}), which is downloaded, or the folder of stories260K.bin and tok512.bin in "
+            "STORIES_DIR"
         )
+    if sha256 and not url:
+        check_hash(path, sha256)
     ck = checkpoint.load(path)
     size = ck.config.vocabulary
     names = [f"tok{size}.bin", f"tokenizer{size}.bin", "tokenizer.bin"]
     found = [file for place in (path.parent, folder) for name in names if (file := place / name).is_file()]
     if words is None and not found:
-        raise StoriesError(f"no tokenizer of {size} words beside {path} ({', '.join(names)}); name one: --tokenizer")
+        if not url or size not in TOKENIZERS:
+            raise StoriesError(
+                f"no tokenizer of {size} words beside {path} ({', '.join(names)}); name one: --tokenizer"
+            )
+        downloaded(TOKENIZERS[size], words := path.with_name(names[0]), check=lambda file: tokenizer.load(file, size))
     return Model(path.stem, ck, tokenizer.load(words or found[0], size))
 
 

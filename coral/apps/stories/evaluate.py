@@ -79,12 +79,13 @@ def quality(
 def evaluate(
     names: Sequence[str],
     *,
-    checkpoint: Path | None,
+    checkpoint: str | Path | None,
     tokenizer: Path | None,
     device: Literal["usb", "sim", "cpu"] | None,
     stories: int,
     length: int,
     as_json: bool,
+    sha256: str = "",
 ) -> list[Quality]:
     """Prints a table, or JSON. Errors as ``coral serve``."""
     from coral.apps.stories.serve import choose_device
@@ -96,7 +97,7 @@ def evaluate(
     from coral.apps.stories.engines import load_model, open_engine, where
 
     console = Console(stderr=True)
-    model = load_model(checkpoint, tokenizer)
+    model = load_model(checkpoint, tokenizer, sha256)
     with console.status("the float model writes"):
         texts = written(model.checkpoint, stories, length)
     found: list[Quality] = []

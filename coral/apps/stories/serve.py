@@ -37,8 +37,9 @@ def serve(
     port: int = PORT,
     engine: str = "matmul",
     device: Literal["usb", "sim", "cpu"] | None = None,
-    checkpoint: Path | None = None,
+    checkpoint: str | Path | None = None,
     tokenizer: Path | None = None,
+    sha256: str = "",
     warm: tuple[int, ...] = (1,),
 ) -> None:
     """Serves until it is interrupted. ``warm``: numbers of stories at once that are compiled before.
@@ -57,7 +58,7 @@ def serve(
     from coral.apps.stories.engines import Both, load_model, open_engine, where
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    model = load_model(checkpoint, tokenizer)
+    model = load_model(checkpoint, tokenizer, sha256)
     with console.status("opening the device, quantising, compiling"):
         opened = open_engine(engine, model)
         if engine in ("chip", "bits"):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,7 @@ from coral.apps.stories.engines import Both, Model, StoriesError, load_model, op
 from coral.apps.stories.evaluate import evaluate, predictions, quality, written
 from coral.llm.checkpoint import CheckpointError, Config
 from coral.llm.engine import Engine, EngineError
+from coral.llm.fetch import PUBLIC, TOKENIZERS, FetchError
 from coral.llm.story import Sampling, Stories
 from coral.llm.tokenizer import TokenizerError
 
@@ -75,6 +80,59 @@ def test_files_that_are_not_there(tmp_path: Path, data: Path, monkeypatch: pytes
     model = load_model(tmp_path / "m.bin", data / "stories" / "tok512.bin")
     with pytest.raises(StoriesError, match="no engine 'fast'"):
         open_engine("fast", model)
+
+
+@pytest.fixture
+def shelf(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Address of a server that has the shelf's files; nothing else is at hand but an empty home."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("STORIES_DIR", str(tmp_path))
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(data / "stories")))
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_models_by_address_and_by_name(
+    shelf: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    url = f"{shelf}/stories260K.bin"
+    with pytest.raises(FetchError, match="expected is abc"):
+        load_model(url, sha256="abc")
+    monkeypatch.setitem(TOKENIZERS, 512, f"{shelf}/tok512.bin")
+    model = load_model(url)
+    assert model.name == "stories260K"
+    assert len(model.tokenizer) == model.checkpoint.config.vocabulary == 512
+    said = capsys.readouterr().err
+    digest = said.split("sha256 ")[1][:64]
+    assert "tok512.bin" in said
+    assert load_model(url, sha256=digest).checkpoint.config == model.checkpoint.config
+    assert capsys.readouterr().err == ""  # nothing came again
+    with pytest.raises(FetchError, match=f"sha256 {digest}, expected is {'0' * 64}"):
+        load_model(url, sha256="0" * 64)
+    monkeypatch.setitem(PUBLIC, "stories15M", url)
+    assert load_model("stories15M", sha256=digest).checkpoint.config == model.checkpoint.config
+    with pytest.raises(FetchError, match=r"not what was asked for, nothing is kept: .*not a llama2.c checkpoint"):
+        load_model(f"{shelf}/tok512.bin")
+    with pytest.raises(FetchError, match="404"):
+        load_model(f"{shelf}/stories15M.bin")
+    with pytest.raises(FetchError, match="names no file"):
+        load_model(f"{shelf}/")
+    with pytest.raises(StoriesError, match="there is no checkpoint stories16M"):
+        load_model("stories16M")
+
+
+def test_the_sha256_of_a_file(data: Path) -> None:
+    with pytest.raises(FetchError, match=r"stories260K.bin has the sha256 [0-9a-f]{64}, expected is 00"):
+        load_model(data / "stories" / "stories260K.bin", sha256="00")
 
 
 def test_quality_is_what_the_words_say() -> None:
