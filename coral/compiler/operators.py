@@ -13,11 +13,11 @@ from coral import numerics
 from coral.codegen import network as nw
 from coral.compiler.errors import Refused
 from coral.compiler.lowering import NO_PADS, Shape, Step, Value, image_shape, lowers, scalar
-from coral.evaluate.elementwise import RELUS
+from coral.evaluate.elementwise import RELUS, SPLINES
 from coral.evaluate.operands import Operand, axis_of
 from coral.evaluate.products import channel_quantisation
-from coral.evaluate.reductions import twofold
-from coral.evaluate.windows import axes_of
+from coral.evaluate.reductions import repeats, resizable
+from coral.evaluate.windows import Axis, axes_of
 
 
 def _weights(step: Step, axis: int, map_index: int = 0) -> tuple[Operand, int, float | np.ndarray, np.ndarray | None]:
@@ -109,7 +109,7 @@ def fully_connected(step: Step) -> None:
 
 @lowers("AVERAGE_POOL_2D", "MAX_POOL_2D")
 def pool(step: Step) -> None:
-    """Averages only without padding: at a border the divisor would change."""
+    """Averages divide by the positions inside the map."""
     call, value = step.call, step.map(0)
     x, y = call.input(0), call.output
     kernel = (call.options.get("filter_height", 1), call.options.get("filter_width", 1))
@@ -122,9 +122,54 @@ def pool(step: Step) -> None:
         step.add(nw.MaxPool((value.name,), step.output(shape), step.clamps(), window))
         return
     if any(axis.before or axis.after for axis in (rows, columns)):
-        raise Refused("an average over windows across the border divides by their own counts")
+        _average_at_borders(step, value, window, np.outer(_inside(rows), _inside(columns)))
+        return
     mult = float(numerics.average_multiplier(x.scale, kernel[0] * kernel[1], y.scale, newer=True))
     step.add(nw.AveragePool((value.name,), step.output(shape), step.clamps(), mult, window))
+
+
+def _inside(axis: Axis) -> list[int]:
+    """How many positions of every window lie inside the map."""
+    starts = [i * axis.stride - axis.before for i in range(axis.count)]
+    return [min(start + axis.kernel, axis.size) - max(start, 0) for start in starts]
+
+
+def _average_at_borders(step: Step, value: Value, window: nw.Window, counts: np.ndarray) -> None:
+    """One average for every number of positions that windows have inside; each counts where that is its number.
+
+    Where it is, a map of the numbers says (sums of ones): a spline makes it 1 or 0, a product selects.
+    """
+    x, y, lowering, c = step.call.input(0), step.call.output, step.lowering, value.shape[2]
+    numbers, shape = np.unique(counts).tolist(), (*counts.shape, c)
+    ones, sums = np.ones((*window.kernel, c), np.uint8), step.clamps()
+    if numbers[-1] > 255 or min(numbers) < 1:
+        raise Refused(f"an average over windows that have {numbers} positions inside the map")
+    mults = [float(numerics.average_multiplier(x.scale, n, y.scale, newer=True)) for n in numbers]
+    if len(mults) == 1:
+        step.add(nw.Depthwise((value.name,), step.output(shape), sums, ones, None, 0, mults[0], window))
+        return
+
+    def inner(what: str, shape: Shape, zero: int) -> str:
+        return lowering.fresh(f"{y.tensor.name}:{what}", shape, zero, y.scale)
+
+    one, number = inner("ones", value.shape, 0), inner("numbers", shape, 0)
+    step.add(nw.Requantise((value.name,), one, (1.0, 1.0)))
+    step.add(nw.Depthwise((one,), number, (0.0, 255.0), ones, None, 0, 1.0, window))
+    total, whole = "", numerics.integer_clamps(y.zero_point)
+    parts, table, whole = [], np.zeros((8, 5), np.float32), numerics.integer_clamps(y.zero_point)
+    table[1, 0] = 1
+    for n, mult in zip(numbers, mults, strict=True):
+        average, here = inner(f"average {n}", shape, y.zero_point), inner(f"where {n}", shape, 0)
+        parts.append(inner(f"part {n}", shape, y.zero_point))
+        edges = np.array([n - 0.5, n + 0.5, *[np.inf] * 5], np.float32)
+        step.add(nw.Depthwise((value.name,), average, sums, ones, None, 0, mult, window))
+        step.add(nw.Requantise((number,), here, (0.0, 255.0), spline=numerics.Spline(table, edges)))
+        step.add(nw.Multiply((average, here), parts[-1], whole))
+    total = parts.pop()
+    while parts:
+        name = inner("sum", shape, y.zero_point) if parts[1:] else step.output(shape)
+        step.add(nw.Add((total, parts.pop()), name, whole, (1, 1), -2 * y.zero_point))
+        total = name
 
 
 @lowers("MEAN", "SUM")
@@ -168,19 +213,19 @@ def _channelwise(step: Step, value: Value, bias: np.ndarray | None, mult: float 
 
 @lowers("ADD", "SUB")
 def add(step: Step) -> None:
-    """Two maps, or a map and a constant; SUB from a constant needs the constant as a map."""
+    """Two maps, or a map and a constant; SUB from a constant makes a map of it."""
     call = step.call
     a, b, y = call.input(0), call.input(1), call.output
     sign = -1 if step.op.name == "SUB" else 1
     for x, constant, factor in ((a, b, sign), (b, a, 1)):
-        if constant.is_constant and sign < 0 and constant is a:
-            raise Refused("subtracts from a constant")
-        if value := _constant(step, x, constant):
+        if value := None if sign < 0 and constant is a else _constant(step, x, constant):
             bias = numerics.constant_bias(x.scale, factor * constant.centred, constant.scale).ravel()
             _channelwise(step, value, bias, float(numerics.rescale_multiplier(x.scale, y.scale)))
             return
-    first, second = step.map(0), step.map(1)
-    _same_shape(step, first, second)
+    if value := _constant(step, b, a):
+        first, second = _constant_map(step, value, a), value
+    else:
+        first, second = _broadcast(step)
     w_1, w_2 = numerics.add_weights(a.scale, b.scale)
     mult = float(numerics.add_multiplier(a.scale, w_1, y.scale))
     weights = (w_1, sign * w_2)
@@ -200,15 +245,46 @@ def mul(step: Step) -> None:
             mult = numerics.constant_multiplier(x.scale, real, y.scale)
             _channelwise(step, value, None, scalar(mult if np.size(mult) > 1 else np.ravel(mult)[0]))
             return
-    first, second = step.map(0), step.map(1)
-    _same_shape(step, first, second)
+    first, second = _broadcast(step)
     mult = float(numerics.multiplier(a.scale, b.scale, y.scale))
     step.add(nw.Multiply((first.name, second.name), step.output(first.shape), step.clamps(), mult))
 
 
-def _same_shape(step: Step, first: Value, second: Value) -> None:
-    if first.shape != second.shape:
-        raise Refused(f"{step.op.name} of maps {first.shape} and {second.shape}: broadcasting")
+def _constant_map(step: Step, like: Value, constant: Operand) -> Value:
+    """A constant at every position of a map: its bias, without weights."""
+    c, zero = like.shape[2], constant.zero_point
+    name = step.lowering.fresh(f"{constant.tensor.name}:map", like.shape, zero, constant.scale)
+    bias = np.broadcast_to(constant.centred.ravel(), c).astype(np.int32)
+    clamps, weights = numerics.integer_clamps(zero), np.zeros((1, 1, c), np.uint8)
+    step.add(nw.Depthwise((like.name,), name, clamps, weights, bias, 0, 1.0))
+    return Value(name, like.shape)
+
+
+def _broadcast(step: Step) -> tuple[Value, Value]:
+    """Both operands in the shape of the result."""
+    first, second = step.map(0), step.map(1)
+    ranks = {len(step.call.input(index).shape) for index in (0, 1)}
+    y, x, c = (max(sizes) for sizes in zip(first.shape, second.shape, strict=True))
+    fit = all(n in (1, most) for v in (first, second) for n, most in zip(v.shape, (y, x, c), strict=True))
+    if not fit or (first.shape != second.shape and len(ranks) > 1 and step.lowering.images > 1):
+        raise Refused(f"{step.op.name} of maps {first.shape} and {second.shape}, which do not fit")
+    return _expanded(step, first, (y, x, c)), _expanded(step, second, (y, x, c))
+
+
+def _expanded(step: Step, value: Value, shape: Shape, name: str = "") -> Value:
+    """A map with its only channel, row or column repeated; ``name``: a tensor that exists."""
+    lowering, zero = step.lowering, step.lowering.tensors[value.name].zero_point
+    scale, clamps = lowering.tensors[value.name].scale, numerics.integer_clamps(zero)
+    if value.shape[2] != shape[2]:
+        wide = lowering.fresh(f"{value.name}:channels", (*value.shape[:2], shape[2]), zero, scale)
+        step.add(nw.Conv((value.name,), wide, clamps, np.ones((shape[2], 1, 1, 1), np.uint8), None, 0, 1.0))
+        value = Value(wide, (*value.shape[:2], shape[2]))
+    if value.shape == shape:
+        return value
+    name = name or lowering.fresh(f"{value.name}:everywhere", shape, zero, scale)
+    stride = int(value.shape[0] == shape[0]), int(value.shape[1] == shape[1])
+    step.add(nw.Requantise((value.name,), name, clamps, at=nw.Window(stride=stride)))
+    return Value(name, shape)
 
 
 @lowers(*RELUS)
@@ -226,13 +302,12 @@ def requantise(step: Step) -> None:
     step.add(nw.Requantise((value.name,), step.output(value.shape), clamps, mult))
 
 
-@lowers("LOGISTIC", "TANH")
+@lowers(*SPLINES)
 def spline(step: Step) -> None:
     """The non-linear unit."""
     call, value = step.call, step.map(0)
-    x, y, logistic = call.input(0), call.output, step.op.name == "LOGISTIC"
-    limit = float(numerics.LOGISTIC_CLAMP if logistic else numerics.TANH_CLAMP)
-    table = (numerics.LOGISTIC if logistic else numerics.TANH).scaled(numerics.inv(y.scale))
+    x, y, (table, limit) = call.input(0), call.output, SPLINES[step.op.name]
+    table = table.scaled(numerics.inv(y.scale))
     mult = float(numerics.rescale_multiplier(x.scale, 1))
     name = step.output(value.shape)
     step.add(nw.Requantise((value.name,), name, (-limit, limit), mult, 0, table))
@@ -360,15 +435,28 @@ def l2_normalization(step: Step) -> None:
 
 @lowers("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")
 def resize(step: Step) -> None:
-    """Twofold, bilinear on half pixel centres only."""
+    """Copies; or twofold, bilinear on half pixel centres."""
     call, value = step.call, step.map(0)
     if not call.input(0).same_quantisation(call.output):
         raise Refused("input and output of a resize must have one quantisation")
-    if not twofold(call):
+    if not resizable(call):
         raise Refused(
             f"{step.op.name} of {call.input(0).shape} to {call.output.shape} with {call.options}: the chip doubles, "
-            "bilinear on half pixel centres"
+            "bilinear on half pixel centres, and repeats"
         )
-    shape = (2 * value.shape[0], 2 * value.shape[1], value.shape[2])
-    name, zero = step.output(shape), step.lowering.tensors[value.name].zero_point
-    step.add(nw.Resize((value.name,), name, numerics.integer_clamps(zero), step.op.name.endswith("NEIGHBOR")))
+    factors, zero = repeats(call) or (2, 2), step.lowering.tensors[value.name].zero_point
+    shape = (factors[0] * value.shape[0], factors[1] * value.shape[1], value.shape[2])
+    name, clamps = step.output(shape), numerics.integer_clamps(zero)
+    if value.shape == shape:
+        step.add(nw.Requantise((value.name,), name, clamps))
+    elif value.shape[:2] == (1, 1):
+        _expanded(step, value, shape, name)
+    elif factors == (2, 2):
+        step.add(nw.Resize((value.name,), name, clamps, step.op.name.endswith("NEIGHBOR")))
+    else:
+        phases = tuple((y, x) for y in range(factors[0]) for x in range(factors[1]))
+        scale = step.lowering.tensors[name].scale
+        parts = tuple(step.lowering.fresh(f"{name}:{y},{x}", value.shape, zero, scale) for y, x in phases)
+        for part in parts:
+            step.add(nw.Requantise((value.name,), part, clamps))
+        step.add(nw.Interleave(parts, name, clamps, factors, phases))

@@ -1,4 +1,4 @@
-"""Operators on single values: requantisation, RELU family, ADD, SUB, MUL, LOGISTIC, TANH, host conversions.
+"""Operators on single values: requantisation, RELU family, ADD, SUB, MUL, splines, host conversions.
 
 Source: docs/evaluate.md, "Single values".
 """
@@ -77,12 +77,19 @@ def _per_channel(constant: Operand, x: Operand) -> bool:
     return size == 1 or (size > 0 and constant.shape[-1:] == x.shape[-1:] == (size,))
 
 
-@operator("LOGISTIC", "TANH")
+SPLINES = {
+    "LOGISTIC": (numerics.LOGISTIC, numerics.LOGISTIC_CLAMP),
+    "TANH": (numerics.TANH, numerics.TANH_CLAMP),
+    "HARD_SWISH": (numerics.HARD_SWISH, np.inf),
+}
+"""Table of the non-linear unit, and the largest real value that it is given, of both signs."""
+
+
+@operator(*SPLINES)
 def spline(call: Call) -> tuple[NDArray[Any], ...]:
     """The non-linear unit behind the multiplier ``F(s_in)``, its table in output steps."""
     x, y = call.input(0), call.output
-    logistic = call.name == "LOGISTIC"
-    limit = numerics.LOGISTIC_CLAMP if logistic else numerics.TANH_CLAMP
-    table = (numerics.LOGISTIC if logistic else numerics.TANH).scaled(numerics.inv(y.scale))
+    table, limit = SPLINES[call.name]
+    table = table.scaled(numerics.inv(y.scale))
     mult = numerics.rescale_multiplier(x.scale, 1)
     return (y.from_codes(numerics.requantise(x.centred, mult, -limit, limit, y.zero_point, nlu=table)),)

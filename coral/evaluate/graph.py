@@ -21,7 +21,7 @@ from coral.evaluate.operands import (
     Generation,
     Operand,
 )
-from coral.evaluate.reductions import twofold
+from coral.evaluate.reductions import resizable
 from coral.package.graph import Graph, Model, Operator, read_model
 
 Source = Graph | Model | Path | str | bytes
@@ -129,7 +129,7 @@ def _function(call: Call, host: bool) -> Function:
     """The chip's formula for codes, the host's for other dtypes and where the chip has none. ``host``: the operator was
     left to the host, also what the chip's formulas refuse about resizing is computed."""
     plain = all(y.tensor.dtype in PLAIN for y in call.outputs)
-    resized = host and call.name.startswith("RESIZE") and not twofold(call)
+    resized = host and call.name.startswith("RESIZE") and not resizable(call)
     first, second = (HOST, OPERATORS) if plain or resized else (OPERATORS, HOST)
     function = first.get(call.name) or second.get(call.name)
     if function is None:

@@ -1,4 +1,4 @@
-"""Pools, MEAN, SUM, SOFTMAX, L2_NORMALIZATION and twofold RESIZE. Source: docs/evaluate.md, "Reductions"."""
+"""Pools, MEAN, SUM, SOFTMAX, L2_NORMALIZATION, resizes. Source: docs/evaluate.md, "Reductions"."""
 
 from __future__ import annotations
 
@@ -69,27 +69,33 @@ def l2_normalization(call: Call) -> tuple[NDArray[Any], ...]:
 
 @operator("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")
 def resize(call: Call) -> tuple[NDArray[Any], ...]:
-    """Twofold only. Bilinear on half pixel centres: quarters of the two neighbours on each axis, edges repeated."""
+    """Copies; or twofold, bilinear on half pixel centres: quarters of two neighbours on each axis, edges repeated."""
     x, y = call.image(0), call.output
     _require_same_quantisation(call)
-    call.require(align_corners=False)
+    if factors := repeats(call):
+        return (y.shaped(x.array.repeat(factors[0], axis=1).repeat(factors[1], axis=2)),)
+    call.require(align_corners=False, half_pixel_centers=True)
     require_size(y, 2 * x.shape[1], 2 * x.shape[2])
-    if call.name == "RESIZE_NEAREST_NEIGHBOR":
-        return (y.shaped(x.array.repeat(2, axis=1).repeat(2, axis=2)),)
-    call.require(half_pixel_centers=True)
     acc = _double(_double(x.codes.astype(np.int32), 1), 2)
     return (y.from_codes(numerics.requantise(acc, np.float32(2.0**-14), -np.inf, np.inf, 0)),)
 
 
-def twofold(call: Call) -> bool:
-    """Whether a resize is the one that the chip has."""
+def repeats(call: Call) -> tuple[int, int] | None:
+    """How often a resize only repeats rows and columns: the nearest, the only ones, or all once; None: it does not."""
+    x, y = call.image(0), call.output
+    if len(y.shape) != 4 or y.shape[1] % x.shape[1] or y.shape[2] % x.shape[2]:
+        return None
+    nearest = call.name == "RESIZE_NEAREST_NEIGHBOR" and not call.options.get("align_corners")
+    factors = y.shape[1] // x.shape[1], y.shape[2] // x.shape[2]
+    return factors if nearest or x.shape[1:3] in ((1, 1), y.shape[1:3]) else None
+
+
+def resizable(call: Call) -> bool:
+    """Whether a resize is one that the chip has."""
     x, y, options = call.image(0), call.output, call.options
-    whole = len(y.shape) == 4 and y.shape[1:3] == (2 * x.shape[1], 2 * x.shape[2])
-    return (
-        whole
-        and not options.get("align_corners")
-        and (options.get("half_pixel_centers", False) or call.name == "RESIZE_NEAREST_NEIGHBOR")
-    )
+    twofold = len(y.shape) == 4 and y.shape[1:3] == (2 * x.shape[1], 2 * x.shape[2])
+    bilinear = twofold and not options.get("align_corners") and options.get("half_pixel_centers", False)
+    return bilinear or repeats(call) is not None
 
 
 def _double(x: NDArray[np.int32], axis: int) -> NDArray[np.int32]:

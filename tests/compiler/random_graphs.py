@@ -19,13 +19,23 @@ OPTIONS = {
     "RELU": "", "RELU6": "", "QUANTIZE": "QuantizeOptions", "TRANSPOSE_CONV": "TransposeConvOptions",
     "STRIDED_SLICE": "StridedSliceOptions", "HARD_SWISH": "HardSwishOptions", "TRANSPOSE": "TransposeOptions",
     "RESIZE_BILINEAR": "ResizeBilinearOptions", "L2_NORMALIZATION": "L2NormOptions",
+    "RESIZE_NEAREST_NEIGHBOR": "ResizeNearestNeighborOptions",
 }  # fmt: skip
+
+
+KINDS = ["conv", "conv", "depthwise", "dense", "pool", "pool", "sum", "sum", "sum", "unary", "unary", "mean", "reshape",
+         "pad", "concat", "split", "slice", "transpose_conv", "folded", "softmax", "odd"]  # fmt: skip
+MORE_KINDS = [*KINDS, "excite", "excite", "broadcast", "from_constant", "dilated", "border", "border", "resize",
+              "unary", "moved"]  # fmt: skip
+FIRST_OF_MORE = 10000
+"""From this seed on there are all kinds of operators; the seeds below have kept their graphs."""
 
 
 class Grower:
     """Adds operators to a graph whose tensors are images ``[n, y, x, c]`` or rows ``[n, c]``."""
 
     def __init__(self, seed: int) -> None:
+        self.kinds = KINDS if seed < FIRST_OF_MORE else MORE_KINDS
         self.rng = rng = np.random.default_rng(seed)
         self.dtype, self.kind = ("u1", 3) if rng.integers(2) else ("i1", 9)
         self.per_channel = self.dtype == "i1" and bool(rng.integers(4))
@@ -99,10 +109,7 @@ class Grower:
 
     def grow(self) -> None:
         """One more operator."""
-        kinds = ["conv", "conv", "depthwise", "dense", "pool", "pool", "sum", "sum", "sum", "unary", "unary", "mean",
-                 "reshape", "pad", "concat", "split", "slice", "transpose_conv", "folded",
-                 "softmax", "odd"]  # fmt: skip
-        getattr(self, str(self.rng.choice(kinds)))()
+        getattr(self, str(self.rng.choice(self.kinds)))()
 
     def conv(self) -> None:
         x = self.source(4)
@@ -242,6 +249,96 @@ class Grower:
         self.op(
             name, [x, c] if self.rng.integers(3) else [c, x], [self.tensor(shape)], fused_activation_function="NONE"
         )
+
+    def pair(self, name: str, operands: list[int], shape: tuple[int, ...]) -> int:
+        """A sum or product in any order of its operands."""
+        y = self.tensor(shape)
+        self.op(name, operands[:: int(self.rng.choice([-1, 1]))], [y],
+                fused_activation_function=str(self.rng.choice(ACTIVATIONS)))  # fmt: skip
+        return y
+
+    def excite(self) -> None:
+        """Channels times factors of a mean."""
+        x = self.source(4)
+        if x < 0:
+            return
+        images, c = self.tensors[x].shape[0], self.tensors[x].shape[3]
+        mean = self.tensor((images, 1, 1, c))
+        self.op("MEAN", [x, self.constant(np.array([1, 2], np.int32))], [mean], keep_dims=True)
+        gate, factors = self.tensor((images, 1, 1, c)), self.tensor((images, 1, 1, c))
+        w, b = self.weights((c, 1, 1, c), 0, c, mean, gate)
+        self.op("CONV_2D", [mean, w, b], [gate], padding="SAME", stride_h=1, stride_w=1, dilation_h_factor=1,
+                dilation_w_factor=1, fused_activation_function="NONE")  # fmt: skip
+        self.op("LOGISTIC", [gate], [factors])
+        self.pair("MUL", [x, factors], self.tensors[x].shape)
+
+    def broadcast(self) -> None:
+        """A map and one of its rows, columns, positions or channels."""
+        x = self.source(4)
+        if x < 0:
+            return
+        shape = self.tensors[x].shape
+        keep = self.rng.integers(0, 2, 3)
+        part = (shape[0], *(n if k else 1 for n, k in zip(shape[1:], keep, strict=True)))
+        bounds = [self.constant(np.array(v, np.int32)) for v in ([0] * 4, part, [1] * 4)]
+        y = self.tensor(part, x)
+        self.op("STRIDED_SLICE", [x, *bounds], [y], begin_mask=0, end_mask=0, ellipsis_mask=0, new_axis_mask=0,
+                shrink_axis_mask=0)  # fmt: skip
+        self.pair(str(self.rng.choice(["ADD", "SUB", "MUL"])), [x, y], shape)
+
+    def from_constant(self) -> None:
+        x = self.source()
+        shape = self.tensors[x].shape
+        c = self.constant_operand(() if self.rng.integers(2) else (shape[-1],))
+        self.op("SUB", [c, x], [self.tensor(shape)], fused_activation_function=str(self.rng.choice(ACTIVATIONS)))
+
+    def dilated(self) -> None:
+        x = self.source(4)
+        if x < 0:
+            return
+        shape = self.tensors[x].shape
+        kernel = int(self.rng.choice([2, 3])), int(self.rng.choice([1, 3]))
+        y = self.tensor(shape)
+        w, b = self.weights((1, *kernel, shape[3]), 3, kernel[0] * kernel[1], x, y)
+        self.op("DEPTHWISE_CONV_2D", [x, w, b], [y], depth_multiplier=1, padding="SAME", stride_h=1, stride_w=1,
+                dilation_h_factor=int(self.rng.integers(1, 4)), dilation_w_factor=int(self.rng.integers(2, 4)),
+                fused_activation_function="NONE")  # fmt: skip
+
+    def border(self) -> None:
+        """An average whose windows reach beyond the map."""
+        x = self.source(4)
+        if x < 0:
+            return
+        kernel, stride = [int(k) for k in self.rng.integers(1, 5, 2)], [int(s) for s in self.rng.integers(1, 3, 2)]
+        images, h, w, c = self.tensors[x].shape
+        y = self.tensor((images, -(-h // stride[0]), -(-w // stride[1]), c), x if self.rng.integers(2) else None)
+        self.op("AVERAGE_POOL_2D", [x], [y], filter_height=kernel[0], filter_width=kernel[1], padding="SAME",
+                stride_h=stride[0], stride_w=stride[1],
+                fused_activation_function=str(self.rng.choice(ACTIVATIONS)))  # fmt: skip
+
+    def resize(self) -> None:
+        """By copies, whose number may differ between rows and columns."""
+        x = self.source(4)
+        if x < 0:
+            return
+        images, h, w, c = self.tensors[x].shape
+        most = 3 if h * w < 300 else 1
+        fy, fx = (int(f) for f in self.rng.integers(1, most + 1, 2))
+        size = self.constant(np.array([fy * h, fx * w], np.int32))
+        name = "RESIZE_BILINEAR" if h == w == 1 else "RESIZE_NEAREST_NEIGHBOR"
+        self.op(name, [x, size], [self.tensor((images, fy * h, fx * w, c), x)], align_corners=False,
+                half_pixel_centers=bool(self.rng.integers(2)))  # fmt: skip
+
+    def moved(self) -> None:
+        """A reshape whose result is read position by position."""
+        x = self.source(4)
+        if x < 0:
+            return
+        images, h, w, c = self.tensors[x].shape
+        shape = (images, w, h, c) if h != w else (images, 1, h * w, c)
+        y, z = self.tensor(shape, x), self.tensor(shape)
+        self.op("RESHAPE", [x, self.constant(np.array(shape, np.int32))], [y], new_shape=shape)
+        self.op("RELU", [y], [z])
 
     def softmax(self) -> None:
         x = self.source(2)

@@ -163,3 +163,14 @@ def test_errors() -> None:
         run(single("ADD", [a, huge, y], (0, 1)), values["x"])
     with pytest.raises(EvaluateError, match="LOGISTIC 'y': tensor 'y' is int16, the chip's codes are uint8 or int8"):
         run(single("LOGISTIC", [a, tensor("y", (2, 3), "i2", [1], [0])], (0,)), values["x"])
+
+
+@pytest.mark.parametrize(
+    ("s_in", "z_in", "s_out", "z_out"), [(0.05, 128, 0.03, 13), (0.4, 3, 0.4, 0), (0.01, 0, 0.02, 255)]
+)
+def test_hard_swish(s_in: float, z_in: int, s_out: float, z_out: int) -> None:
+    tensors = [tensor("x", (256,), "u1", [s_in], [z_in]), tensor("y", (256,), "u1", [s_out], [z_out])]
+    got = run(single("HARD_SWISH", tensors, (0,)), np.arange(256).astype(np.uint8)).astype(int)
+    real = (np.arange(256) - z_in) * float(np.float32(s_in))
+    exact = np.clip(real * np.clip(real + 3, 0, 6) / 6 / float(np.float32(s_out)) + z_out, 0, 255)
+    assert np.abs(got - exact).max() <= 0.5 + 1e-3

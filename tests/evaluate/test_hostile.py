@@ -59,8 +59,8 @@ VALID = {
     "DEQUANTIZE": ([ROW, tensor("y", (2, 3), "f4")], (0,), {}),
 } | {
     name: ([ROW, ROW_OUT], (0,), {"fused_activation_function": "NONE"})
-    for name in ("QUANTIZE", "RELU", "RELU6", "RELU_N1_TO_1", "LOGISTIC", "TANH", "L2_NORMALIZATION", "RESHAPE",
-                 "SQUEEZE", "EXPAND_DIMS")
+    for name in ("QUANTIZE", "RELU", "RELU6", "RELU_N1_TO_1", "LOGISTIC", "TANH", "HARD_SWISH", "L2_NORMALIZATION",
+                 "RESHAPE", "SQUEEZE", "EXPAND_DIMS")
 }  # fmt: skip
 GRAPHS = {name: single(name, tensors, order, **options) for name, (tensors, order, options) in VALID.items()}
 GRAPHS["UNIDIRECTIONAL_SEQUENCE_LSTM"] = Model(0).graph()

@@ -187,6 +187,20 @@ def test_twofold_resizes(seed: int, dtype: str, height: int, width: int) -> None
         assert bilinear[0, oy, ox, c] == round(total)
 
 
+@given(seeds, st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+def test_resizes_that_repeat(seed: int, height: int, width: int, down: int, across: int) -> None:
+    """Nearest by whole factors: TFLite's position floor((o + 1/2 or 0) * in / out); a single pixel in any mode."""
+    rng = np.random.default_rng(seed)
+    x, half = Quantised(rng, (1, height, width, 2), "u1"), bool(rng.integers(2))
+    y = tensor("y", (1, down * height, across * width, 2), "u1", [x.scale], [x.zero_point])
+    single_pixel = height == width == 1
+    name = "RESIZE_BILINEAR" if single_pixel and rng.integers(2) else "RESIZE_NEAREST_NEIGHBOR"
+    options = {"half_pixel_centers": half, "align_corners": single_pixel and bool(rng.integers(2))}
+    got, add = run(single(name, [x.tensor("x"), y], (0,), **options), x.values), Fraction(int(half), 2)
+    for oy, ox, c in np.ndindex(got.shape[1:]):
+        assert got[0, oy, ox, c] == x.values[0, (oy + add) // down, (ox + add) // across, c]
+
+
 X = tensor("x", (1, 2, 2, 1), "u1", [1], [0])
 
 

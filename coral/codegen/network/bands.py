@@ -122,7 +122,7 @@ def _checked(network: Network, grid: Grid, groups: tuple[Group, ...]) -> tuple[G
 def _check(network: Network, members: list[Stage]) -> None:
     for s in members:
         in_bytes = any(n in network.inputs and network.tensors[n].c % WORD_BYTES for n in s.inputs)
-        if isinstance(s, Dense) or not isinstance(s, IN_BANDS) or in_bytes:
+        if isinstance(s, Dense) or not isinstance(s, IN_BANDS) or in_bytes or 0 in s.window.stride:
             raise ShapeError(f"network {network.name!r}: {type(s).__name__} {s.output!r} cannot be computed in bands")
 
 

@@ -49,7 +49,10 @@ def whole_range(x: Tensor) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Window:
-    """Kernel, stride, padding before the first position (negative: positions left out), dilation, along both axes."""
+    """Kernel, stride, padding before the first position (negative: positions left out), dilation, along both axes.
+
+    A stride of 0, for stages with one position per window, gives every output the first position.
+    """
 
     kernel: tuple[int, int] = (1, 1)
     stride: tuple[int, int] = (1, 1)
@@ -57,7 +60,7 @@ class Window:
     dilation: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
-        if min(*self.kernel, *self.stride, *self.dilation) < 1:
+        if min(*self.kernel, *self.dilation) < 1 or min(self.stride) < (self.kernel != (1, 1)):
             raise ShapeError(f"window {self}: kernel, stride and dilation must be at least 1")
         if any(p >= k > 1 for p, k in zip(self.pad, self.extent, strict=True)):
             raise ShapeError(f"window {self}: padding must be smaller than the kernel")

@@ -94,7 +94,7 @@ def with_copies(network: Network) -> Network:
         return any(pad > 0 or (out - 1) * step + extent - pad > size for size, out, step, extent, pad in sizes)
 
     def must_copy(s: Stage, name: str) -> bool:
-        if isinstance(s, Add | Multiply):
+        if isinstance(s, Add | Multiply) or 0 in s.window.stride:
             return name in from_host
         if isinstance(s, Dense):  # an input lies whole on every tile only if nothing but dense layers reads it
             return name in from_host and not all(isinstance(r, Dense) for r in network.readers(name))
