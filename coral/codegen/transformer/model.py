@@ -107,26 +107,20 @@ def attend(
     g: Geometry, block: Block, q: Codes, keys: Codes, values: Codes, seen: dict[str, Codes], *, own_tables: bool = True
 ) -> Codes:
     """Attention of uint8 q [heads, head_size] over [positions, kv_heads, head_size]; uint8 [heads, head_size]."""
-    positions, group = len(keys), g.heads // g.kv_heads
-    out, scores, weights = np.empty_like(q), [], []
-    for h in range(g.heads):
-        k, v = _centred(keys[:, h // group]), _centred(values[:, h // group])
-        s = _codes(_sums(_centred(q[h]), k), block.score)
-        below = accumulators(s.astype(np.int64) - int(s.max()))
-        e = requantise(below, block.exp, EXP_CLAMP, 0.0, 0, nlu=EXP_255).astype(np.int64)
-        sums = accumulators(e @ v)
-        num = requantise(sums, numerator_multiplier(positions), -ZERO_16, ZERO_16 - 1, ZERO_16, bits=16)
-        total, largest = accumulators(e.sum(keepdims=True)), float(g.context)
-        table = reciprocal(g.context) if own_tables else RSQRT_32767
-        inverse = requantise(total, DENOMINATOR_MULTIPLIER, 1.0, largest, 0, bits=16, nlu=table).astype(np.int64)
-        if not own_tables:
-            square = accumulators(inverse * inverse)
-            inverse = requantise(square, SQUARE_MULTIPLIER, 0.0, float(LARGEST_16), 0, bits=16).astype(np.int64)
-        out[h] = _codes(accumulators((num.astype(np.int64) - ZERO_16) * inverse), attention_multiplier(positions))
-        scores.append(s)
-        weights.append(e.astype(np.uint8))
-    seen |= {"scores": np.stack(scores), "weights": np.stack(weights)}
-    return out
+    positions, of_head = len(keys), np.arange(g.heads) // (g.heads // g.kv_heads)
+    k, v = (_centred(codes[:, of_head].swapaxes(0, 1)) for codes in (keys, values))
+    scores = _codes(accumulators((k @ _centred(q)[:, :, None])[:, :, 0]), block.score)
+    below = accumulators(scores.astype(np.int64) - scores.max(1, keepdims=True))
+    e = requantise(below, block.exp, EXP_CLAMP, 0.0, 0, nlu=EXP_255).astype(np.int64)
+    sums, total = accumulators((e[:, None] @ v)[:, 0]), accumulators(e.sum(1, keepdims=True))
+    num = requantise(sums, numerator_multiplier(positions), -ZERO_16, ZERO_16 - 1, ZERO_16, bits=16)
+    table, largest = reciprocal(g.context) if own_tables else RSQRT_32767, float(g.context)
+    inverse = requantise(total, DENOMINATOR_MULTIPLIER, 1.0, largest, 0, bits=16, nlu=table).astype(np.int64)
+    if not own_tables:
+        square = accumulators(inverse * inverse)
+        inverse = requantise(square, SQUARE_MULTIPLIER, 0.0, float(LARGEST_16), 0, bits=16).astype(np.int64)
+    seen |= {"scores": scores, "weights": e.astype(np.uint8)}
+    return _codes(accumulators((num.astype(np.int64) - ZERO_16) * inverse), attention_multiplier(positions))
 
 
 def _silu(model: Transformer, block: Block, x: Codes) -> Codes:

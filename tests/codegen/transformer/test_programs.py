@@ -244,25 +244,29 @@ def test_more_than_256_positions_of_the_15m_shape(form):
 
 @cache
 def stories_260k(path):
-    """Checkpoint, decoder, and codes of the words of a story that the float model wrote."""
+    """A decoder, codes of the words of a story that the float model wrote, and the cache behind its last word."""
     checkpoint = load(path)
     model = quantise(checkpoint, observe(checkpoint, [sample(checkpoint, 160, 0.8, s) for s in range(4)]))
     words = sample(checkpoint, 512, 0.8, 7)
-    return checkpoint, model, [embed(model, checkpoint, words[p % len(words)]) for p in range(512)]
+    tokens = [embed(model, checkpoint, words[p % len(words)]) for p in range(512)]
+    full, _ = begin(model, checkpoint, 1)
+    for position in range(1, 512):
+        tf.step(model, tokens[position], full, position)
+    return model, tokens, full
 
 
 class Story(Session):
     """Real weights and words."""
 
     def __init__(self, data, form, seed=None):
-        self.checkpoint, model, self.tokens = stories_260k(data / "stories" / "stories260K.bin")
+        model, self.tokens, self.full = stories_260k(data / "stories" / "stories260K.bin")
         super().__init__(tf.TransformerProgram(model, form), seed)
 
     def begin(self, positions):
         """The story up to there, by the bit model."""
-        self.cache, _ = begin(self.model, self.checkpoint, 1)
-        for position in range(1, positions):
-            tf.step(self.model, self.tokens[position], self.cache, position)
+        self.cache = tf.Cache.empty(self.model)
+        for mine, all_of_them in ((self.cache.keys, self.full.keys), (self.cache.values, self.full.values)):
+            mine[:, :positions] = all_of_them[:, :positions]
         self.bring(positions)
 
     def check(self, position, x=None):
