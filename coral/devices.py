@@ -65,7 +65,9 @@ def _simulated_bus() -> StickBus:
 
 
 def simulated_stick(index: int = 0) -> SoftwareStick:
-    """Simulated stick ``index`` of this process, made on first use; DeviceError for an index outside 0..15."""
+    """Simulated stick ``index`` of this process, made on first use; DeviceError for an index outside 0..15. With
+    ``CORAL_BOLD=1`` its chip does what no program of Google's shows (docs/transformer.md, Forms)."""
+    from coral.chip import Chip
     from coral.stick import SoftwareStick
 
     if not 0 <= index < MAX_SIMULATED:
@@ -73,7 +75,7 @@ def simulated_stick(index: int = 0) -> SoftwareStick:
     with _lock:
         sticks = _simulated_bus().sticks
         while len(sticks) <= index:
-            sticks.append(SoftwareStick())
+            sticks.append(SoftwareStick(chip=Chip(bold=os.environ.get("CORAL_BOLD") == "1")))
         return sticks[index]
 
 

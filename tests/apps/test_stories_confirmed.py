@@ -41,6 +41,19 @@ def test_form_follows_the_report(tmp_path, monkeypatch):
     assert confirmed() == {"keep": True, "loop": False}
 
 
+def test_the_switch_comes_before_the_report(tmp_path, monkeypatch):
+    model, path = random_model(SMALL, 2), report(tmp_path, keep="ok")
+    assert confirmed_form(model, report=path, simulated=True) == tf.Form()
+    monkeypatch.setenv("CORAL_BOLD", "0")
+    assert confirmed_form(model, report=path) == tf.Form()
+    monkeypatch.setenv("CORAL_BOLD", "1")
+    for simulated in (False, True):
+        assert confirmed_form(model, report=path, simulated=simulated) == tf.Form(keep=True, loop=True)
+    monkeypatch.setenv("CORAL_BOLD", "yes")
+    with pytest.raises(ReportError, match="CORAL_BOLD is 'yes', it must be 0 or 1"):
+        confirmed(path)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "usb", "steps": 3}', '{"kind": 1, "steps": [1]}', "\x00"])
 def test_other_files(tmp_path, text):
     path = tmp_path / "x.json"

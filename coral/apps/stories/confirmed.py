@@ -11,6 +11,8 @@ from coral.codegen.errors import ShapeError
 from coral.codegen.transformer import Form, Transformer
 from coral.codegen.transformer.plan import Plan
 
+BOLD_VARIABLE = "CORAL_BOLD"
+"""1: every bold form, whatever a report says; the process's simulated stick then does them. 0: none."""
 REPORT_VARIABLE = "CORAL_SELFTEST_REPORT"
 REPORT = "coral-selftest-usb.json"
 """Where ``coral selftest`` writes by default."""
@@ -21,12 +23,18 @@ class ReportError(CoralError):
     """A file that is no report of ``coral selftest``; the message names it."""
 
 
-def confirmed(report: Path | None = None) -> dict[str, bool]:
+def confirmed(report: Path | None = None, *, simulated: bool = False) -> dict[str, bool]:
     """For every field of ``Form`` that relies on what no program of Google's shows: whether a stick has done it.
 
-    ``report``: default ``$CORAL_SELFTEST_REPORT`` or the file in the current folder; without one nothing is confirmed.
-    :raises ReportError: it is not a report
+    ``$CORAL_BOLD``, if set, decides. ``report``: default ``$CORAL_SELFTEST_REPORT`` or the file in the current folder;
+    without one, and for the ``simulated`` stick, nothing is confirmed.
+    :raises ReportError: it is not a report; another CORAL_BOLD than 0 or 1
     """
+    wanted = os.environ.get(BOLD_VARIABLE, "")
+    if wanted not in ("", "0", "1"):
+        raise ReportError(f"{BOLD_VARIABLE} is {wanted!r}, it must be 0 or 1")
+    if wanted or simulated:
+        return dict.fromkeys(STEPS, wanted == "1")
     path = report or Path(os.environ.get(REPORT_VARIABLE) or REPORT)
     if not path.is_file():
         return dict.fromkeys(STEPS, False)
@@ -39,9 +47,11 @@ def confirmed(report: Path | None = None) -> dict[str, bool]:
     return {field: real and status.get(step) == "ok" for field, step in STEPS.items()}
 
 
-def confirmed_form(model: Transformer, *, logits: bool = False, report: Path | None = None) -> Form:
-    """The fastest form of a model that relies on nothing but what a stick has done; ReportError as ``confirmed``."""
-    flags = confirmed(report)
+def confirmed_form(
+    model: Transformer, *, logits: bool = False, report: Path | None = None, simulated: bool = False
+) -> Form:
+    """The fastest form of a model that relies on nothing but what is ``confirmed``; arguments and errors as there."""
+    flags = confirmed(report, simulated=simulated)
     if flags["loop"]:
         form = Form(logits=logits, **flags)
         try:

@@ -104,8 +104,7 @@ def _whole(name: str, model: Model, place: str) -> Engine:
     if not place.startswith("CORAL"):
         raise StoriesError(f"engine 'chip' needs a stick or the simulated one, not {place}; 'bits' computes the same")
     kind = "sim" if _simulated(place) else "usb"
-    if kind == "usb":
-        form = confirmed_form(decoder, logits=classifier)
+    form = confirmed_form(decoder, logits=classifier, simulated=kind == "sim")
     return ChipEngine(name, ck, decoder, shared_stick(kind, int(place.partition(":")[2] or 0)), form)
 
 
