@@ -22,8 +22,8 @@ ALWAYS = ("k", "v")
 """Quantities whose codes must also hold position 0, where activations are far larger."""
 
 
-def observe(checkpoint: Checkpoint, stories: Iterable[Sequence[int]]) -> Ranges:
-    """Largest absolute values on token sequences, of positions from 1 on; keys and values also of position 0.
+def observe(checkpoint: Checkpoint, stories: Iterable[Sequence[int]], always: tuple[str, ...] = ALWAYS) -> Ranges:
+    """Largest absolute values on token sequences, of positions from 1 on; of the quantities ``always`` also of 0.
 
     :raises CheckpointError: there is no story of two tokens
     """
@@ -32,7 +32,7 @@ def observe(checkpoint: Checkpoint, stories: Iterable[Sequence[int]]) -> Ranges:
         position = 0
 
         def tap(name: str, layer: int, values: NDArray[np.float64]) -> None:
-            if position or name in ALWAYS:  # noqa: B023
+            if position or name in always:  # noqa: B023
                 ranges[name, layer] = max(ranges[name, layer], float(np.abs(values).max()))
 
         model = Reference(checkpoint, tap)
@@ -74,11 +74,11 @@ def quantise(
         score = numerics.f32(numerics.f32(s_q * np.float32(s_k)) / np.float32(np.sqrt(c.head_size)))
         blocks.append(
             Block(
-                qk=_dense(np.r_[q, key], s_n, outputs),
-                v=_dense(v, s_n, s_v),
+                qk=dense_codes(np.r_[q, key], s_n, outputs),
+                v=dense_codes(v, s_n, s_v),
                 wo=_residual(w.wo[k], s_v, s_x, s_x2),
-                w1=_dense(w.w1[k] * w.ffn_norm[k], s_n, 1.0 if own_tables else s_h1),
-                w3=_dense(w.w3[k] * w.ffn_norm[k], s_n, s_h3),
+                w1=dense_codes(w.w1[k] * w.ffn_norm[k], s_n, 1.0 if own_tables else s_h1),
+                w3=dense_codes(w.w3[k] * w.ffn_norm[k], s_n, s_h3),
                 w2=_residual(w.w2[k], s_m, s_x2, s_y),
                 score=numerics.rescale_multiplier(float(score), s_s),
                 exp=s_s,
@@ -90,13 +90,13 @@ def quantise(
         )
     mult = float(numerics.f32(numerics.inv(65535) * numerics.inv(s_n)))
     s_l = scale("logits", c.layers)
-    head = _dense(w.classifier * w.norm, s_n, s_l) if classifier else None
+    head = dense_codes(w.classifier * w.norm, s_n, s_l) if classifier else None
     first, last, logit = scale("x", 0), scale("x", c.layers), s_l if classifier else 0.0
     return Transformer(name, geometry, tuple(blocks), mult, s_a, first, last, head, logit, own_tables)
 
 
-def _dense(matrix: NDArray, s_in: float, s_out: float | NDArray) -> Dense:
-    """Codes per output; multipliers F(F(s_in * s_w) * inv(s_out))."""
+def dense_codes(matrix: NDArray, s_in: float, s_out: float | NDArray) -> Dense:
+    """A matrix in codes, per output, of zero point 128; multipliers F(F(s_in * s_w) * inv(s_out))."""
     s_w = np.maximum(np.abs(matrix).max(1) / LARGEST, SMALLEST / LARGEST).astype(np.float32)
     codes = np.clip(np.rint(matrix / s_w[:, None]), -LARGEST, LARGEST) + ZERO
     outputs = np.broadcast_to(np.asarray(s_out, np.float32), s_w.shape)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from tinygrad.engine.jit import TinyJit
@@ -75,6 +75,15 @@ class Session(Protocol):
 
     def rewind(self, position: int) -> None:
         """Forgets everything from ``position`` >= 1 on; the next step is at ``position``."""
+        ...
+
+
+@runtime_checkable
+class Narrowing(Protocol):
+    """A session that may leave out words that cannot be chosen."""
+
+    def narrow(self, temperature: float, top_p: float) -> None:
+        """Words are chosen so from now on: logits of others may be -inf."""
         ...
 
 

@@ -51,7 +51,11 @@ class Reference:
             self.tap("q", k, q)
             self.tap("k", k, key)
             self.tap("v", k, v)
-            x = x + w.wo[k] @ self._attend(k, q, key, v, position)
+            attended = self._attend(k, q, key, v, position)
+            self.tap("attention", k, attended)
+            o = w.wo[k] @ attended
+            self.tap("o", k, o)
+            x = x + o
             self.tap("x2", k, x)
             n = _normal(x)
             self.tap("normal", k, n)
@@ -62,7 +66,9 @@ class Reference:
             self.tap("a", k, a)
             self.tap("h3", k, h3)
             self.tap("m", k, a * h3)
-            x = x + w.w2[k] @ (a * h3)
+            f = w.w2[k] @ (a * h3)
+            self.tap("f", k, f)
+            x = x + f
         self.tap("x", c.layers, x)
         n = _normal(x)
         self.tap("normal", c.layers, n)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coral import CoralError
-from coral.llm.engine import Session
+from coral.llm.engine import Narrowing, Session
 from coral.llm.tokenizer import BOS, EOS, TextStream, Tokenizer
 
 MAX_STOPS, MAX_STOP_CHARACTERS = 4, 200
@@ -83,6 +83,8 @@ class Stories:
         self, session: Session, tokenizer: Tokenizer, prompts: Sequence[list[int]], how: Sampling, context: int
     ) -> None:
         self.session, self.how, self.context = session, how, context
+        if isinstance(session, Narrowing):
+            session.narrow(how.temperature, how.top_p)
         longest = 1 + max(map(len, prompts))
         if longest >= context:
             raise SamplingError(f"the prompt has {longest} words with the story's begin, the context is {context}")

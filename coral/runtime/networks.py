@@ -31,8 +31,8 @@ before they get their own."""
 class NetworkLayout:
     """Parameters of a network as its program for ``batch`` images wants them: on top of what each tile has."""
 
-    def __init__(self, network: nw.Network, batch: int, grid: nw.Grid | None, stream: bool) -> None:
-        self._network, self._batch, self._grid, self._stream = network, batch, grid, stream
+    def __init__(self, known: _Known, batch: int) -> None:
+        self._known, self._batch, self._stream = known, batch, known.stream
         self._made: OrderedDict[tuple[int, ...], nw.NetworkProgram | str] = OrderedDict()
 
     def program(self, base_rows: tuple[int, ...]) -> nw.NetworkProgram:
@@ -40,9 +40,9 @@ class NetworkLayout:
         if base_rows not in self._made:
             try:
                 self._made[base_rows] = nw.NetworkProgram(
-                    self._network,
+                    self._known.network,
                     batch=self._batch,
-                    grid=self._grid,
+                    grid=self._known.grid,
                     base_rows=base_rows,
                     top=TOP_ROW,
                     stream=self._stream,
@@ -68,7 +68,8 @@ class NetworkLayout:
 
     def caching(self, footprint: Footprint) -> Program:
         """The program that loads them."""
-        return self.program(footprint.place).caching()
+        program, network = self.program(footprint.place), self._known.network
+        return program.caching(None if program.network is network else program.parameters_of(network))
 
 
 def regions_of(program: nw.NetworkProgram) -> tuple[Region, ...]:
@@ -126,7 +127,7 @@ class _Known:
         """The layout for a number of images; it remembers its last programs, so that networks that take each other's
         place are not generated again."""
         if size not in self.layouts:
-            self.layouts[size] = NetworkLayout(self.network, size, self.grid, self.stream)
+            self.layouts[size] = NetworkLayout(self, size)
         return self.layouts[size]
 
     def divide(self, batch: int, problem: CoralError) -> None:
@@ -156,9 +157,12 @@ class Networks:
         *,
         weights: Hashable = None,
         grid: nw.Grid | None = None,
+        fresh: bool = False,
     ) -> dict[str, np.ndarray]:
         """See ``Runtime.network``. ``weights`` stands for the contents of the weights alone (by default ``key``), so
         that networks that differ elsewhere share them; ``grid``: the only tiling to use."""
+        if fresh and key in self._known:
+            self._renew(key, build())
         if key not in self._known:
             self._known[key] = _Known(build(), key if weights is None else weights, grid)
             if len(self._known) > NETWORKS:
@@ -169,6 +173,16 @@ class Networks:
         if not batch:
             return {n: np.empty((0, t.y, t.x, t.c), np.uint8) for n in network.outputs for t in [network.tensors[n]]}
         return self._run(known, known.size(batch), inputs)
+
+    def _renew(self, key: Hashable, network: nw.Network) -> None:
+        """Other weights for a network; what was generated stays, if all of them have a place on the chip."""
+        known = self._known[key]
+        if known.parts or known.stream:
+            self._known[key] = _Known(network, known.weights, known.grid)
+            return
+        known.network = network
+        for parameters, _, _ in list(self._residents.variants(known.weights)):
+            self._residents.renew(parameters)
 
     def _run(self, known: _Known, size: int, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """All images, ``size`` per call."""

@@ -132,11 +132,15 @@ class Residents:
         self._drop(change.evicted)
         self.stats.repacks += bool(change.moved)
         for moved in change.moved:
-            item = self._items[moved]
-            self.stick.evict(item.caching)
-            self._items[moved] = _Item(item.layout, item.layout.caching(self.placement.footprints[moved]))
+            self.renew(moved)
         self._items[key] = _Item(layout, layout.caching(change.footprint))
         return change.footprint
+
+    def renew(self, key: Hashable) -> None:
+        """Parameters that have a place have other contents now: their layout is asked again."""
+        item = self._items[key]
+        self.stick.evict(item.caching)
+        self._items[key] = _Item(item.layout, item.layout.caching(self.placement.footprints[key]))
 
     def load(self, key: Hashable, floor: int) -> None:
         """Parameters that have a place are on the chip afterwards; a program that uses them and writes from row

@@ -52,19 +52,31 @@ class Runtime:
         """What was done so far."""
         return self._residents.stats
 
+    @property
+    def clock_hz(self) -> int:
+        """Of the stick's chip."""
+        return self._residents.stick.clock_hz
+
     def network(
-        self, key: Hashable, build: Callable[[], nw.Network], inputs: Mapping[str, np.ndarray]
+        self,
+        key: Hashable,
+        build: Callable[[], nw.Network],
+        inputs: Mapping[str, np.ndarray],
+        *,
+        fresh: bool = False,
     ) -> dict[str, np.ndarray]:
         """Outputs uint8 [B, y, x, c] by name, of ``inputs`` uint8 [B, y, x, c]; any B, image i as if it were alone.
 
         ``key`` stands for the layers and the contents of their weights: it must change when anything of the network
         does. ``build`` is called when the key is not known (any more). Weights go to the chip once, until others need
-        their place. RuntimeFault for wrong arrays, CodegenErrors of a network that no program can run: nothing is sent
-        then. DriverErrors and, on a simulated stick, errors of the chip pass through.
+        their place. ``fresh``: weights and multipliers per channel, but nothing else, are others at every call, so that
+        ``build`` is called and they are sent every time. RuntimeFault for wrong arrays, CodegenErrors of a network that
+        no program can run: nothing is sent then. DriverErrors and, on a simulated stick, errors of the chip pass
+        through.
         """
         with self._mutex:
             self._check_open()
-            return self._networks.run(("network", key), build, inputs)
+            return self._networks.run(("network", key), build, inputs, fresh=fresh)
 
     def linear(
         self, spec: LinearSpec, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, key: Hashable | None = None

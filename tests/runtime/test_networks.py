@@ -240,3 +240,27 @@ def test_wrong_inputs_send_nothing(inputs, message):
         with pytest.raises(RuntimeFault, match=message):
             runtime.network(0, lambda: small(0), inputs)
         assert stick.counters.calls == 0
+
+
+def test_weights_that_are_others_at_every_call():
+    """One program for all of them; what is on the chip beside them stays; faults in between."""
+    other = small(99)
+    rng = np.random.default_rng(0)
+
+    def pointwise(seed: int) -> nw.Network:
+        r = np.random.default_rng(seed)
+        weights = r.integers(0, 256, (70, 1, 1, 8), dtype=np.uint8)
+        mult = r.uniform(1e-3, 3e-3, 70).astype(np.float32)
+        layer = nw.Conv(("x",), "y", (-128.0, 127.0), weights, None, 128, mult)
+        tensors = {"x": nw.Tensor("x", 2, 3, 8, 7), "y": nw.Tensor("y", 2, 3, 70, 128)}
+        return nw.Network("fresh", tensors, ("x",), (layer,), ("y",))
+
+    with opened(Fault(Kind.INPUT, 9, Effect.STALL)) as (runtime, _):
+        for turn, n in enumerate((4, 4, 2, 9, 9, 9, 4)):
+            network = pointwise(turn)
+            x = images(rng, network, n)
+            check(runtime.network("fresh", lambda network=network: network, x, fresh=True), network, x)
+            x = images(rng, other, 2)
+            check(runtime.network("other", lambda: other, x), other, x)
+        assert runtime.stats.programs <= 4
+        assert runtime.stats.evictions == 0

@@ -15,6 +15,7 @@ import numpy as np
 from tinygrad.device import Device
 
 from coral import CoralError
+from coral.apps.stories.blocks import BlocksEngine
 from coral.apps.stories.chip import ChipEngine, ChipSession
 from coral.apps.stories.confirmed import confirmed_form
 from coral.apps.stories.download import address, downloaded, located
@@ -22,6 +23,7 @@ from coral.codegen.transformer import Form, Transformer, step
 from coral.codegen.transformer.model import logits
 from coral.devices import shared_stick
 from coral.llm import checkpoint, tokenizer
+from coral.llm.blocks import Blocks
 from coral.llm.calibrate import observe, quantise
 from coral.llm.checkpoint import Checkpoint
 from coral.llm.engine import Engine, Session, TinygradEngine, Usage, Weights, calibration_stories, quantised
@@ -29,9 +31,10 @@ from coral.llm.fetch import PUBLIC, TOKENIZERS, check_hash
 from coral.llm.model import Llama
 from coral.llm.tokenizer import Tokenizer
 
-ENGINES = ("float", "matmul", "chip", "bits")
-"""float: all on the host. matmul: every matrix product a uint8 layer, on the chip where the device has one. chip: a
-token is one program of the chip. bits: the chip's arithmetic of that program, in NumPy on the host."""
+ENGINES = ("float", "matmul", "blocks", "chip", "bits")
+"""float: all on the host. matmul: every matrix product a uint8 layer, on the chip where the device has one. blocks:
+the same in fewer calls, the feed-forward part as one. chip: a token is one program of the chip. bits: the chip's
+arithmetic of that program, in NumPy on the host."""
 CHIP_VOCABULARY = 1024
 """Up to so many words the classifier is part of the token's program; above, it is float on the host."""
 ROOT = Path(__file__).resolve().parents[3]
@@ -88,6 +91,9 @@ def open_engine(name: str, model: Model, device: str | None = None) -> Engine:
         raise StoriesError(f"there is no engine {name!r}, only {', '.join(ENGINES)}")
     if name in ("chip", "bits"):
         return _whole(name, model, place)
+    if name == "blocks":
+        runtime = Device[place].chip if place.startswith("CORAL") else None  # pyright: ignore[reportAttributeAccessIssue]
+        return BlocksEngine(name, Blocks(model.checkpoint, calibration_stories(model.checkpoint)), runtime)
     decoder = Llama(model.checkpoint, place)
     if name == "float":
         return TinygradEngine(name, decoder)

@@ -66,7 +66,7 @@ class Layout:
     def __init__(
         self, network: Network, grid: Grid, images: int, *, own_input: bool = False, groups: tuple[Group, ...] = ()
     ) -> None:
-        self.own_input, self.grid, self.images = own_input, grid, images
+        self.own_input, self.grid, self.images, self.groups = own_input, grid, images, groups
         self.network, self.bands = banded(rewritten(network, grid, images, own_input=own_input), grid, groups)
         self.tensors, self.stages = self.network.tensors, self.network.stages
         self.roots = self._roots()

@@ -11,10 +11,8 @@ from coral.codegen.errors import CodegenError, ShapeError
 from coral.codegen.fc import FcQuant
 from coral.codegen.machine import GROUP, TILES, WORD_BYTES, ceil_div
 from coral.codegen.network.graph import Conv, Network, Tensor
-from coral.codegen.network.plan import Plan
 from coral.codegen.network.program import MAX_BATCH, NetworkProgram
 from coral.codegen.network.tiling import Grid
-from coral.codegen.network.wide import Wide
 from coral.package.program import Program
 from coral.package.tensors import unpack_output
 
@@ -49,12 +47,11 @@ class Matmul:
                 f"{parameter_row}, there are {TILES - tile_shift} from tile {tile_shift} on"
             )
         mine = range(tile_shift, tile_shift + self.tiles)
-        self._rows = tuple(parameter_row if t in mine else None for t in range(TILES))
         self._program = NetworkProgram(
             self._network(np.full((n, k), quant.w_zp, np.uint8), None),
             batch=m,
             grid=Grid(1, 1),
-            base_rows=self._rows,
+            base_rows=tuple(parameter_row if t in mine else None for t in range(TILES)),
             top=TOP_ROW,
             piece_rows=self.rows_per_tile,
         )
@@ -89,8 +86,7 @@ class Matmul:
         """
         if weights.shape != (self.n, self.k) or weights.dtype != np.uint8:
             raise ShapeError(f"weights are {weights.dtype} {weights.shape}, needed are uint8 {(self.n, self.k)}")
-        plan = Plan(self._network(weights, bias), Grid(1, 1), self._program.plan.images)
-        return Wide(plan, self._rows, TOP_ROW, self.rows_per_tile).blob
+        return self._program.parameters_of(self._network(weights, bias))
 
     def caching(self, blob: bytes) -> Program:
         """Program that loads ``blob`` (from ``blob``) into the tiles."""

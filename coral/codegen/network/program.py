@@ -79,8 +79,8 @@ class NetworkProgram:
         if stream and weight_rows(network.stages) > sum(STREAM_ROWS - row for row in base_rows if row is not None):
             network = with_cut_layers(network, CUT_ROWS)
         plans = candidates(network, batch) if grid is None else [fitting(network, grid, batch, own_input=own_input)]
-        place = partial(Wide, base_rows=base_rows, top=top, piece_rows=piece_rows, stream=stream)
-        self.plan, self.wide, self.execution = self._first_that_fits(plans, place)
+        self._place = partial(Wide, base_rows=base_rows, top=top, piece_rows=piece_rows, stream=stream)
+        self.plan, self.wide, self.execution = self._first_that_fits(plans, self._place)
         """``execution``: the program that runs the network once, on ``batch`` images."""
 
     def _first_that_fits(self, plans: list[Plan], place: Callable[[Plan], Wide]) -> tuple[Plan, Wide, Program]:
@@ -124,6 +124,18 @@ class NetworkProgram:
     def parameters(self) -> bytes:
         """What ``caching`` loads."""
         return self.wide.blob
+
+    def parameters_of(self, network: Network) -> bytes:
+        """What ``caching`` loads for a network that differs from this one in weights and multipliers per channel only.
+
+        CodegenError if its weights would lie elsewhere.
+        """
+        plan = self.plan
+        new = Plan(lowered(network), plan.grid, plan.images, own_input=plan.own_input, groups=plan.groups)
+        wide = self._place(new)
+        if [piece for piece, _ in wide.parts] != [piece for piece, _ in self.wide.parts]:
+            raise CodegenError(f"network {network.name!r}: other weights than those of the program, or other layers")
+        return wide.blob
 
     def caching(self, blob: bytes | None = None) -> Program:
         """Program that loads the parameters (or others of the same layout)."""
