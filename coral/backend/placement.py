@@ -12,9 +12,8 @@ from tinygrad.uop.ops import UOp
 from coral import CoralError, timing
 from coral.backend.chain import Chain
 from coral.backend.layers import Layer
+from coral.quantize import cost
 
-HOST_OPERATIONS_PER_S, HOST_KERNEL_S = 3e9, 20e-6
-"""Compiled integer loops on one core, multiplications and additions counted each, and what a kernel costs besides."""
 CHIP_PRODUCTS_PER_CYCLE = timing.TILES * 4 * timing.COLUMNS_PER_CYCLE / timing.CHIP_PER_ESTIMATE
 """If all tiles have work and all columns of a step are used."""
 CHIP_VALUES_PER_CYCLE = timing.TILES * 4
@@ -47,7 +46,7 @@ def chip_seconds(chain: Chain) -> float:
 
 def host_seconds(chain: Chain) -> float:
     """Predicted seconds of the same layers as compiled code."""
-    return sum(HOST_KERNEL_S + step.layer.operations / HOST_OPERATIONS_PER_S for step in chain.steps)
+    return cost.host_seconds(sum(step.layer.operations for step in chain.steps), len(chain.steps))
 
 
 def kernel_seconds(ast: UOp) -> float:
@@ -55,7 +54,7 @@ def kernel_seconds(ast: UOp) -> float:
     nodes = list(ast.toposort())
     passes = math.prod(int(node.src[0].val) for node in nodes if node.op is Ops.RANGE and node.src[0].op is Ops.CONST)
     arithmetic = sum(node.dtype.name not in ("weakint", "void") for node in nodes if node.src)
-    return HOST_KERNEL_S + passes * arithmetic / HOST_OPERATIONS_PER_S
+    return cost.host_seconds(passes * arithmetic)
 
 
 def on_chip(chains: Sequence[Chain]) -> list[bool]:

@@ -388,13 +388,15 @@ class Builder:
         """Host DMA that takes the outfeeds that follow."""
         self._issue(length_bytes, Tag.OUTPUT)
 
-    def output_wait(self) -> None:
-        """Wait until every ring send to consumer 0 has happened, then restart the ring order."""
+    def output_wait(self, *, parameters: bool = False) -> None:
+        """Wait until all ring sends to consumer 0 (``parameters``: to both) have happened; restart the ring order."""
         self.reset()
-        producer = ScalarCounter.PRODUCER_A
-        sent = {f"thr{producer:d}": self._scalar_counts[producer]}
-        self.scalar_fence(ctr_mask=1 << producer, wait_mask=1 << producer, **sent)
-        self.fence(counter_mask([TileCounter.RING_PRODUCER_A]), token=True)
+        rings = [(ScalarCounter.PRODUCER_A, TileCounter.RING_PRODUCER_A)]
+        rings += [(ScalarCounter.PRODUCER_B, TileCounter.RING_PRODUCER_B)] if parameters else []
+        sent = {f"thr{producer:d}": self._scalar_counts[producer] for producer, _ in rings}
+        mask = sum(1 << producer for producer, _ in rings)
+        self.scalar_fence(ctr_mask=mask, wait_mask=mask, **sent)
+        self.fence(counter_mask(ring for _, ring in rings), token=True)
 
     def epilogue(self) -> None:
         """Last fence, interrupt 0 to the host, halt."""

@@ -18,17 +18,28 @@ INPUT, OUTPUT = "x", "y"
 """Names of the two layers."""
 
 
-def begin(style: Style, size_bytes: int) -> Builder:
-    """A program up to the host DMA of its input of ``size_bytes``, padded to 8."""
-    padded = round_up(size_bytes, INPUT_UNIT_BYTES)
+def opened(style: Style) -> Builder:
+    """A program of which everybody is ready."""
     b = Builder(style)
     b.prologue()
     b.scalar_fence(ctr_mask=1 << ScalarCounter.AVDATA_POP | 1 << ScalarCounter.AVDATA_INFEED)
     b.handshake()
-    b.fence(units=N2W_UNIT)
+    return b
+
+
+def receive(b: Builder, size_bytes: int) -> None:
+    """Host DMA of the input of ``size_bytes``, padded to 8."""
+    padded = round_up(size_bytes, INPUT_UNIT_BYTES)
     b.input_address(INPUT)
     blocks.pop_input(b, padded)
     b.input_dma(padded)
+
+
+def begin(style: Style, size_bytes: int) -> Builder:
+    """A program up to the host DMA of its input of ``size_bytes``, padded to 8."""
+    b = opened(style)
+    b.fence(units=N2W_UNIT)
+    receive(b, size_bytes)
     return b
 
 

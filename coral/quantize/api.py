@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
@@ -23,6 +24,7 @@ from coral.quantize.calibrate import (
     rectifiable,
     shared_ranges,
 )
+from coral.quantize.cost import counting
 from coral.quantize.expressions import QuantizeError
 from coral.quantize.fold import Rewrite, fold, freeze
 from coral.quantize.layers import QConv2d, QLayer, QLinear, quantised
@@ -77,7 +79,6 @@ def quantize(
     graph, frozen = freeze(graph, batches)
     graph, norms = fold(graph, batches)
     graph, balanced = balance(graph, batches)
-    refused |= {name: rewrite.reason for name, rewrite in norms.items() if rewrite.place == "host"}
     layers = {name: layer for name, layer in graph.layers.items() if not _refusal(name, layer)}
     trace = record(graph, layers, batches, keep=report or per_channel is None)
     cut = rectifiable(graph, layers, batches, trace)
@@ -102,11 +103,12 @@ def quantize(
     result = graph.substitute({id(layers[name]): layer for name, layer in done.items()})
     if not report:
         return result
+    error, seconds = _whole_error(graph, batches, trace, done)
     lines = [
         _line(name, layer, trace.observations.get(name), done, ranges, refused, norms, frozen, balanced)
         for name, layer in original.layers.items()
     ]
-    return result, Report(tuple(lines), _whole_error(graph, batches, trace, done))
+    return result, Report(tuple(replace(line, seconds=seconds.get(line.name, 0.0)) for line in lines), error)
 
 
 def _name_of(model: Any) -> str:
@@ -248,6 +250,12 @@ def _line(
     return LayerReport(name, kind, "chip", reason, calls, inputs, outputs, quant, _layer_error(done[name], seen))
 
 
-def _whole_error(graph: ModelGraph, batches: list[tuple[Any, ...]], trace: Trace, done: Mapping[str, QLayer]) -> Error:
-    stand_ins = {id(graph.layers[name]): _Reference(layer) for name, layer in done.items()}
-    return Error.between(trace.outputs, outputs_of(graph.substitute(stand_ins, keep_jits=False), batches))
+def _whole_error(
+    graph: ModelGraph, batches: list[tuple[Any, ...]], trace: Trace, done: Mapping[str, QLayer]
+) -> tuple[Error, dict[str, float]]:
+    """The error of the model's output, and predicted seconds on the host per call of the model of what stays there."""
+    stays = {name: counting(layer) for name, layer in graph.layers.items() if name not in done}
+    stand_ins = {name: _Reference(layer) for name, layer in done.items()} | stays
+    model = graph.substitute({id(graph.layers[name]): layer for name, layer in stand_ins.items()}, keep_jits=False)
+    error = Error.between(trace.outputs, outputs_of(model, batches))
+    return error, {name: layer.predicted_seconds / len(batches) for name, layer in stays.items()}

@@ -42,6 +42,7 @@ class LayerReport:
         float, "folded" for a batch norm that became part of other layers
     :param reason: why it stays on the host or where it went; for a chip layer, what was merged into it or shared
     :param error: of this layer alone, given float inputs; None on the host
+    :param seconds: predicted, of a layer that stays on the host, per call of the model (docs/quantize.md)
     """
 
     name: str
@@ -53,6 +54,7 @@ class LayerReport:
     output_range: tuple[float, float] | None = None
     quant: LayerQuant | None = None
     error: Error | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,14 @@ class Report:
     error: Error
 
     def __str__(self) -> str:
-        rows = [("layer", "kind", "place", "input range", "output range", "error of the layer", "reason")]
+        rows = [("layer", "kind", "place", "input range", "output range", "error of the layer", "host time", "reason")]
         for layer in self.layers:
             inputs, outputs = (
                 f"{r[0]:.4g} .. {r[1]:.4g}" if r else "-" for r in (layer.input_range, layer.output_range)
             )
-            rows.append((layer.name, layer.kind, layer.place, inputs, outputs, str(layer.error or "-"), layer.reason))
+            cost = f"{layer.seconds * 1e6:,.0f} µs" if layer.seconds else "-"
+            error = str(layer.error or "-")
+            rows.append((layer.name, layer.kind, layer.place, inputs, outputs, error, cost, layer.reason))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([*lines, f"model output: {self.error}"])

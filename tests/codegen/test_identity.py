@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ import pytest
 from codegen.compare import assert_same, first_difference
 from coral import isa, numerics
 from coral.codegen.builder import V14, Builder
+from coral.codegen.conv2d import ImageConv
 from coral.codegen.fc import FcQuant, fully_connected, fully_connected_per_channel
 from coral.codegen.gather import Spread, mesh_gather
 from coral.package.graph import read_model
-from coral.package.program import Kind
+from coral.package.program import Kind, Program
 from coral.package.tflite_file import read_edgetpu
 
 
@@ -42,18 +44,62 @@ def test_dense(corpus, n):
     for program in package.programs:
         mine = caching if program.kind is Kind.PARAMETER_CACHING else ours.execution
         assert_same(mine.bitstreams[0].data, program.bitstreams[0].data, f"dense_{n} {program.kind.name}")
-        assert mine.parameters == program.parameters
-        assert [(r.base, r.high, r.bit) for r in mine.bitstreams[0].relocations] == [
-            (r.base, r.high, r.bit) for r in program.bitstreams[0].relocations
-        ]
-        assert mine.hint_pattern() == program.hint_pattern()
-        assert [h.size for h in mine.hints if hasattr(h, "size")] == [
-            h.size for h in program.hints if hasattr(h, "size")
-        ]
-        for a, b in zip(mine.layers(), program.layers(), strict=True):
-            assert (a.size_bytes, a.z, a.zero_point, a.scale) == (b.size_bytes, b.z, b.zero_point, b.scale)
-        assert mine.narrow_bytes_per_tile == program.narrow_bytes_per_tile
-        mine.check()
+        assert_same_frame(mine, program)
+
+
+def assert_same_frame(mine: Program, program: Program) -> None:
+    """Parameters, relocations, transfers, layers and memory."""
+    assert mine.parameters == program.parameters
+    assert [(r.base, r.high, r.bit) for r in mine.bitstreams[0].relocations] == [
+        (r.base, r.high, r.bit) for r in program.bitstreams[0].relocations
+    ]
+    assert mine.hint_pattern() == program.hint_pattern()
+    assert [h.size for h in mine.hints if hasattr(h, "size")] == [h.size for h in program.hints if hasattr(h, "size")]
+    for a, b in zip(mine.layers(), program.layers(), strict=True):
+        for field in ("size_bytes", "y", "x", "z", "zero_point", "scale"):
+            assert getattr(a, field) == getattr(b, field)
+    assert mine.narrow_bytes_per_tile == program.narrow_bytes_per_tile
+    mine.check()
+
+
+def gabor(corpus: Path, name: str, rows_above: int) -> tuple[ImageConv, bytes, dict[Kind, Program]]:
+    """The convolution of an uncompiled gabor model, its parameters, and the compiled model's programs."""
+    graph = read_model(corpus / "robotics" / f"{name}.tflite").main
+    layer = next(o for o in graph.operators if o.name == "DEPTHWISE_CONV_2D")
+    x, w, y = (graph.tensors[i] for i in (*layer.inputs[:2], layer.outputs[0]))
+    assert w.data is not None
+    low, high = numerics.clamps(y.scale, y.zero_point + 128)
+    (scale,) = set(w.scales.tolist())
+    mult = float(numerics.multiplier(x.scale, scale, y.scale))
+    quant = FcQuant(x.zero_point + 128, 0, y.zero_point + 128, mult, low, high, x.scale, y.scale)
+    ours = ImageConv(*x.shape[1:3], w.shape[1], w.shape[3], quant, rows_above)
+    weights = np.ascontiguousarray(np.moveaxis(w.data[0], -1, 0)).view(np.uint8) ^ 128
+    blob = ours.blob(weights, (w.zero_points + 128).astype(np.int32))
+    package = read_edgetpu(corpus / "robotics" / f"{name}_edgetpu.tflite").package
+    return ours, blob, {program.kind: program for program in package.programs}
+
+
+def test_convolution_of_an_image(corpus):
+    """gabor_64x64_7k: both programs, everything from the uncompiled model."""
+    ours, blob, google = gabor(corpus, "gabor_64x64_7k_4o_2s", 0)
+    for mine in (ours.caching(blob), ours.execution):
+        assert_same(mine.bitstreams[0].data, google[mine.kind].bitstreams[0].data, mine.kind.name)
+        assert_same_frame(mine, google[mine.kind])
+    assert ours.execution.outputs[0].layout == google[Kind.EXECUTION_ONLY].outputs[0].layout
+
+
+def test_convolution_in_front_of_a_pool(corpus):
+    """gabor_64x64_p4: the loading program and its parameters, and all instructions up to the end of the convolution. A
+    table of the pool's takes the 64 rows above the weights."""
+    ours, blob, google = gabor(corpus, "gabor_64x64_p4", 64)
+    assert_same(ours.caching(blob).bitstreams[0].data, google[Kind.PARAMETER_CACHING].bitstreams[0].data, "parameters")
+    assert blob == google[Kind.PARAMETER_CACHING].parameters
+    mine, theirs = (
+        [i.instruction for i in isa.decode(p.bitstreams[0].data)] for p in (ours.execution, google[Kind.EXECUTION_ONLY])
+    )
+    end = next(k for k, i in enumerate(mine) if isinstance(i, isa.RingSend)) + 1
+    assert sum(type(i).words for i in mine[:end]) == 266
+    assert mine[1:end] == theirs[1:end]
 
 
 def test_bare_execution(corpus):

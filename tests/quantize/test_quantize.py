@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -300,6 +301,12 @@ def test_what_cannot_be_uint8_stays_float_and_is_listed_with_the_reason() -> Non
     }
     assert "does not fit int32" in reasons["biased"] or "can overflow int32" in reasons["biased"]
     assert [layer.name for layer in report.layers if layer.place == "chip"] == ["good"]
+    cost = {layer.name: layer.seconds for layer in report.layers}
+    assert cost["good"] == cost["unused"] == 0
+    assert cost["conv"] == pytest.approx(20e-6 + (8 * 16 * 6 + 2 * 16 * 6) / 3e9)
+    assert cost["biased"] == pytest.approx(20e-6 + (8 * 16 * 6 + 2 * 16 * 6 * 6) / 3e9)
+    assert min(cost["norm"], cost["read"], cost["subclass"]) >= 20e-6
+    assert re.search(r"norm +LayerNorm +host .* 20 µs +no uint8 form of LayerNorm", str(report))
     assert isinstance(qmodel.good, QLinear)
     assert qmodel.biased is model.biased
     assert np.isfinite(qmodel(x).numpy()).all()

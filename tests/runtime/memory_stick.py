@@ -9,6 +9,8 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from coral import isa
 from coral.codegen.machine import ROW_BYTES, TILES, tiles_of
 from coral.driver import Prepared
@@ -34,24 +36,26 @@ def access(program: Program) -> Access:
     written = [2080]
     for i in (p.instruction for p in isa.decode(program.bitstreams[0].data)):
         if isinstance(i, isa.RingSend) or (isinstance(i, isa.W2n) and i.to_scaling):
-            reads |= dict.fromkeys((t, row) for t in tiles_of(i.tile_mask) for row in _rows(i, "src"))
+            reads |= dict.fromkeys((t, row) for t in tiles_of(i.tile_mask) for row in set(_rows(i, "src")))
         elif isinstance(i, isa.RingRecv0 | isa.RingRecv1):
             written += [min(_rows(i, "dst")), *([i.hdr_first_row] if i.hdr_en else [])]
         elif isinstance(i, isa.N2w):
             written.append(i.dst_addr)
         elif isinstance(i, isa.Op):
-            reads |= dict.fromkeys((t, unit // 4) for t in tiles_of(i.tile_mask) for unit in _rows(i, "par"))
+            rows = {unit // 4 for unit in _rows(i, "par")}
+            reads |= dict.fromkeys((t, row) for t in tiles_of(i.tile_mask) for row in rows)
             written += [i.psum_addr // 4] if i.psum_addr else []
     floor = min(written)
     return Access(tuple(place for place in reads if place[1] < floor), floor)
 
 
 def _rows(i: isa.Instruction, prefix: str) -> list[int]:
-    rows = [getattr(i, f"{prefix}_addr")]
+    """All that a walk visits, in its order."""
+    rows = np.array([getattr(i, f"{prefix}_addr")])
     walk = i.walk(prefix)
     for stride, count in zip(walk.strides, walk.counts, strict=True):
-        rows = [row + k * stride for k in range(count) for row in rows]
-    return rows
+        rows = (stride * np.arange(count)[:, None] + rows).reshape(-1)
+    return rows.tolist()
 
 
 class MemoryStick(Residency):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import pickle
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coral.codegen import network as nw
+from coral.codegen.errors import ShapeError
 from coral.codegen.machine import ROW_BYTES
 from coral.runtime import Runtime
 from coral.runtime.linear import fc_layout, fc_shape, product
@@ -21,6 +25,28 @@ from runtime.test_runtime import layer
 ROWS = 620
 """A small chip: about three of the larger networks fit."""
 BATCHES, MANY = (1, 2, 16), (1, 2, 40)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def generated_once() -> Iterator[None]:
+    """A pair of programs is generated once for all sequences: the same network, images and places give the same."""
+    made: dict = {}
+
+    def program(net: nw.Network, **options) -> nw.NetworkProgram:
+        key = hashlib.sha256(pickle.dumps(net)).digest(), *sorted(options.items())
+        if key not in made:
+            try:
+                made[key] = original(net, **options)
+            except ShapeError as error:
+                made[key] = str(error)
+        if isinstance(made[key], str):
+            raise ShapeError(made[key])
+        return made[key]
+
+    original = nw.NetworkProgram
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nw, "NetworkProgram", program)
+        yield
 
 
 @functools.cache
