@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from tinygrad import nn
+from tinygrad.nn.state import get_parameters
 from tinygrad.tensor import Tensor
 
 OPERATIONS_PER_S, KERNEL_S = 3e9, 20e-6
@@ -20,15 +21,16 @@ def host_seconds(operations: float, kernels: int = 1) -> float:
     return KERNEL_S * kernels + operations / OPERATIONS_PER_S
 
 
-def operations_of(layer: Any, x: Tensor, y: Tensor) -> float:
+def operations_of(layer: Any, x: Tensor, y: Tensor) -> int:
     """Multiplications and additions of one call of a layer of ``tinygrad.nn``, from its weights and the shapes."""
-    total = float(ELEMENTWISE * max(x.numel(), y.numel()))
-    for weight in (w for w in nn.state.get_parameters(layer) if w.ndim >= 2):
+    values, results = (math.prod(int(size) for size in t.shape) for t in (x, y))
+    total = ELEMENTWISE * max(values, results)
+    for weight in get_parameters(layer):
+        shape = [int(size) for size in weight.shape]
         if isinstance(layer, nn.Embedding):
-            total += 2 * y.numel() * weight.shape[0]
-        else:
-            rows = x if isinstance(layer, nn.ConvTranspose2d) else y
-            total += 2 * rows.numel() * math.prod(weight.shape[1:])
+            total += 2 * results * shape[0]
+        elif len(shape) >= 2:
+            total += 2 * (values if isinstance(layer, nn.ConvTranspose2d) else results) * math.prod(shape[1:])
     return total
 
 
