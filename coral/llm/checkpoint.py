@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from coral import CoralError
+from coral.codegen.transformer.graph import Heads
 
 MAGIC = 0x616B3432
 HEADER_BYTES = 256
@@ -27,7 +28,7 @@ class CheckpointError(CoralError):
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Heads):
     """Geometry of a llama-like decoder. ``context``: most positions; ``tied``: classifier = embedding."""
 
     dim: int
@@ -50,16 +51,6 @@ class Config:
             raise CheckpointError(f"{self.heads} heads are no multiple of the {self.kv_heads} key/value heads")
         if self.head_size % 2:
             raise CheckpointError(f"head size {self.head_size} is odd, rotary embedding turns pairs")
-
-    @property
-    def head_size(self) -> int:
-        """Channels of one head."""
-        return self.dim // self.heads
-
-    @property
-    def kv_dim(self) -> int:
-        """Channels of all keys (or values) of a position."""
-        return self.kv_heads * self.head_size
 
 
 @dataclass(frozen=True)

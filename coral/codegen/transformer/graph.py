@@ -23,8 +23,26 @@ MAX_HEAD = 64
 """Channels of a head that fit the columns of a row."""
 
 
+class Heads:
+    """What follows from the sizes of any decoder."""
+
+    dim: int
+    heads: int
+    kv_heads: int
+
+    @property
+    def head_size(self) -> int:
+        """Channels of a head."""
+        return self.dim // self.heads
+
+    @property
+    def kv_dim(self) -> int:
+        """Channels of all keys (or values) of a position."""
+        return self.kv_heads * self.head_size
+
+
 @dataclass(frozen=True)
-class Geometry:
+class Geometry(Heads):
     """Sizes of a decoder. ``theta``: base of the rotary embedding's wavelengths."""
 
     dim: int
@@ -51,16 +69,6 @@ class Geometry:
         for holds, rule in rules:
             if not holds:
                 raise ShapeError(f"transformer: {rule}")
-
-    @property
-    def head_size(self) -> int:
-        """Channels of a head."""
-        return self.dim // self.heads
-
-    @property
-    def kv_dim(self) -> int:
-        """Channels of all keys of a position."""
-        return self.kv_heads * self.head_size
 
     def rotation(self, position: int) -> NDArray[np.uint8]:
         """Rotary embedding of a position as a matrix of codes, uint8 [head_size, head_size] (outputs, inputs).
