@@ -73,13 +73,16 @@ def figures(engine: Engine, used: Usage, words: int, steps: int, seconds: float)
     console.print(table)
 
 
-def main() -> None:
-    """One story."""
-    parser = arguments("A language model writes a story.")
+def one_story(description: str) -> argparse.ArgumentParser:
+    """The options of examples that write one."""
+    parser = arguments(description)
     parser.add_argument("--prompt", default="")
     parser.add_argument("--steps", type=int, default=256, help="words at most")
-    options = parser.parse_args()
-    model, engine = opened(options, 1)
+    return parser
+
+
+def tell(options: argparse.Namespace, model: Model, engine: Engine) -> None:
+    """Writes it, and what it cost."""
     how = Sampling(options.temperature, options.top_p, options.seed, options.steps)
     prompt = model.tokenizer.encode(options.prompt)
     stories = Stories(engine.session(1), model.tokenizer, [prompt], how, engine.config.context)
@@ -92,6 +95,12 @@ def main() -> None:
     seconds = time.perf_counter() - begin
     console.print()
     figures(engine, engine.usage().since(before), len(stories.rows[0].ids) - len(prompt), steps, seconds)
+
+
+def main() -> None:
+    """One story."""
+    options = one_story("A language model writes a story.").parse_args()
+    tell(options, *opened(options, 1))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from story_models import CountingEngine
 
+from coral import devices
 from coral.apps.stories.engines import Model, load_model, open_engine
 from coral.apps.stories.scheduler import Limits, Scheduler
 from coral.apps.stories.serve import application
@@ -81,6 +82,20 @@ def stick260k(stories260k: Model) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MOCKCORAL", "1")
         return open_engine("matmul", stories260k, "CORAL")
+
+
+@pytest.fixture
+def fresh_stick() -> Iterator[None]:
+    """The process's simulated stick is made anew, as CORAL_BOLD says, and so is the next test's."""
+    renew_stick()
+    yield
+    renew_stick()
+
+
+def renew_stick() -> None:
+    """The next use of the simulated stick finds another one."""
+    devices.close_all()
+    devices._simulated_bus.cache_clear()
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from story_models import random_checkpoint
 
-from apps.stories.conftest import TOKENIZER, served
+from apps.stories.conftest import TOKENIZER, renew_stick, served
 from apps.stories.test_server import post
 from coral.apps.stories.chip import ChipEngine
 from coral.apps.stories.engines import BitEngine, Model, open_engine
 from coral.apps.stories.scheduler import Limits
 from coral.chip import Chip
 from coral.codegen.transformer import Form
-from coral.devices import close_all, simulated_stick
+from coral.devices import simulated_stick
 from coral.driver import open_stick
 from coral.llm.calibrate import observe, quantise
 from coral.llm.checkpoint import Config
@@ -91,28 +91,17 @@ def test_several_visitors_and_a_stick_that_fails(parts: tuple[Any, Any], form: F
     assert got == expected(parts)
 
 
-def test_the_switch(parts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_switch(parts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, fresh_stick: None) -> None:
     """CORAL_BOLD=1: the program's simulated stick is a bold one, and the engine takes the bold form."""
-    model = Model("tiny", parts[0], TOKENIZER)
     monkeypatch.setenv("MOCKCORAL", "1")
-    close_all()
-    from coral import devices
-
-    devices._simulated_bus.cache_clear()
-    try:
-        monkeypatch.setenv("CORAL_BOLD", "1")
-        bold = open_engine("chip", model, "CORAL")
-        assert bold.form == BOLD
-        assert simulated_stick().engine.chip.bold
-        first = bold.session(1)
-        seen = [first.step(np.array([word])) for word in (261, 262, 270)]
-    finally:
-        close_all()
-        devices._simulated_bus.cache_clear()
-    monkeypatch.delenv("CORAL_BOLD")
-    plain = open_engine("chip", model, "CORAL")
-    assert plain.form == Form(logits=True)
-    assert not simulated_stick().engine.chip.bold
-    second = plain.session(1)
-    for word, codes in zip((261, 262, 270), seen, strict=True):
-        np.testing.assert_array_equal(second.step(np.array([word])), codes)
+    seen: list[list[np.ndarray]] = []
+    for bold, form in (("1", BOLD), ("", Form(logits=True))):
+        monkeypatch.setenv("CORAL_BOLD", bold)
+        renew_stick()
+        engine = open_engine("chip", Model("tiny", parts[0], TOKENIZER), "CORAL")
+        assert isinstance(engine, ChipEngine)
+        assert engine.form == form
+        assert simulated_stick().engine.chip.bold == bool(bold)
+        session = engine.session(1)
+        seen.append([session.step(np.array([word])) for word in (261, 262, 270)])
+    np.testing.assert_array_equal(*seen)

@@ -169,13 +169,44 @@ def greedy(engine: Any, model: Model, texts: list[str], words: int) -> list[str]
     return grown
 
 
+def in_step(a: Engine, b: Engine, words: int = 256) -> list[int]:
+    """The likeliest words, from BOS on; both engines' logits are the same bytes at every call."""
+    one, other, ids = a.session(1), b.session(1), []
+    while len(ids) < words:
+        np.testing.assert_array_equal(one.logits(), other.logits(), err_msg=f"after {len(ids)} words")
+        ids.append(int(one.logits()[0].argmax()))
+        for session in (one, other):
+            session.step(np.array(ids[-1:]))
+    return ids
+
+
+BEGINNING = "Once upon a time, there was a little girl named Lily. She loved to play outside in the"
+"""Of the published story of stories260K at temperature 0."""
+
+
 @pytest.mark.slow
 def test_stories260k_on_the_stick_and_on_the_host(stories260k: Model, stick260k: Any) -> None:
-    """256 words; the float model's text is the published kind."""
-    (text,) = greedy(stick260k, stories260k, [""], 256)
-    assert [text] == greedy(open_engine("matmul", stories260k, "CPU"), stories260k, [""], 256)
-    assert text.startswith("Once upon a time, there was a little girl named Lily. She loved to play outside in the")
+    """256 words: every logit, and the float model's text is the published kind."""
+    ids = in_step(stick260k, open_engine("matmul", stories260k, "CPU"))
+    text = stories260k.tokenizer.decode(ids)
+    assert text.startswith(BEGINNING)
     assert len(text) > 500
+    (floats,) = greedy(open_engine("float", stories260k, "CPU"), stories260k, [""], 256)
+    assert floats.startswith(BEGINNING)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bold", ["0", "1"])
+def test_stories260k_in_one_program_per_token(
+    stories260k: Model, monkeypatch: pytest.MonkeyPatch, bold: str, fresh_stick: None
+) -> None:
+    """256 words, both forms: codes of the result, keys and values at every call, and every logit."""
+    monkeypatch.setenv("MOCKCORAL", "1")
+    monkeypatch.setenv("CORAL_BOLD", bold)
+    chip, bits = (open_engine(name, stories260k, "CORAL") for name in ("chip", "bits"))
+    assert chip.form.keep == chip.form.loop == (bold == "1")
+    chip.check = True
+    assert stories260k.tokenizer.decode(in_step(chip, bits)).startswith("Once upon a time, there was a little girl")
 
 
 @pytest.mark.slow
