@@ -33,8 +33,9 @@ def main() -> None:
             if times == 1:
                 seconds += timing.call_seconds(0.0, *timing.call_bytes(p.caching()))
             total += times * seconds
-            parts = f"to {1e3 * moved[0] / timing.TO_CHIP_BYTES_PER_S:.2f} from {1e3 * moved[1] / timing.FROM_CHIP_BYTES_PER_S:.2f}"
-            print(f"{n:4} {name:12} x{times}: {moved} bytes, {parts}, {cycles:,.0f} cycles, {1e3 * seconds} ms")
+            there, back = 1e3 * moved[0] / timing.TO_CHIP_BYTES_PER_S, 1e3 * moved[1] / timing.FROM_CHIP_BYTES_PER_S
+            usb = f"{moved} bytes, {there:.2f} and {back:.2f} ms"
+            print(f"{n:4} {name:12} x{times}: {usb}, {cycles:,.0f} cycles, {1e3 * seconds} ms")
         print(f"{n:4} together: {1e3 * total} ms, {n / total} tokens/s")
 
 

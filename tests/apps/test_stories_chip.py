@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from story_models import random_checkpoint
 
 from coral.apps.stories.chip import ChipEngine, ChipMismatch
 from coral.chip import Chip
@@ -13,7 +16,7 @@ from coral.llm.calibrate import observe, quantise
 from coral.llm.checkpoint import Checkpoint, Config, shapes
 from coral.llm.engine import EngineError
 from coral.runtime.canary import canary
-from coral.stick import SoftwareStick, StickBus, stand_in_firmware
+from coral.stick import Effect, Fault, FaultPlan, Kind, SoftwareStick, StickBus, stand_in_firmware
 
 CONFIG = Config(dim=32, hidden=48, layers=2, heads=4, kv_heads=2, vocabulary=40, context=12)
 
@@ -83,3 +86,24 @@ def test_a_wrong_result_is_told(checkpoint, model):
             engine.session(1).step(np.array([5]))
     with pytest.raises(EngineError, match="2 stories at once"):
         engine.session(2)
+
+
+def test_a_model_in_two_programs():
+    """18 layers and keys of 1,200 positions: the parameters of both programs go to the stick with every token."""
+    config = Config(dim=16, hidden=16, layers=18, heads=2, kv_heads=2, vocabulary=40, context=1200)
+    checkpoint = random_checkpoint(config)
+    model = quantise(checkpoint, observe(checkpoint, [[1, *range(2, 12)]]))
+    bus = StickBus([stick_ := SoftwareStick(fault_plan=FaultPlan(Fault(Kind.INPUT, 3, Effect.STALL)))])
+    with open_stick(bus, firmware=stand_in_firmware(), check_firmware_hash=False, canary=canary()) as device:
+        engine = ChipEngine("chip", checkpoint, model, device, Form(keep=True, loop=True, logits=True), check=True)
+        assert len(engine.parts) == 2
+        session, before = engine.session(1), engine.usage()
+        for word in (5, 9, 11):
+            session.step(np.array([word]))
+        used = engine.usage().since(before)
+        assert used.calls == 3 * 4
+        assert used.to_chip_bytes > 3 * engine.streamed_bytes > 0
+        assert stick_.faults.unfired == []
+        assert {w.name for w in engine.weights()} >= {"16 qkv", "17 wo w2", "classifier"}
+        whole = ChipEngine("chip", checkpoint, replace(model, blocks=model.blocks[:3]), device, Form())
+        assert whole.streamed_bytes == 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from coral import CoralError, numerics, timing
-from coral.codegen.transformer import Cache, Form, Transformer, TransformerProgram, step
+from coral.codegen.transformer import Cache, Form, Token, Transformer, parts, step
 from coral.codegen.transformer.graph import ZERO
 from coral.codegen.transformer.model import logits
 from coral.driver.segments import Prepared, prepare
@@ -34,9 +35,10 @@ class Device(Protocol):
 
 
 class ChipEngine:
-    """A quantised decoder on a stick, one story per session.
+    """A quantised decoder on a stick, one story per session: a program per token, or several whose parameters are sent
+    with every token if the model does not fit the chip.
 
-    ``check``: every result is compared with the bit model's. Raises ShapeError if the model does not fit the form.
+    ``check``: every result is compared with the bit model's. Raises ShapeError if not even a layer fits the form.
     """
 
     def __init__(
@@ -49,16 +51,22 @@ class ChipEngine:
         *,
         check: bool = False,
     ) -> None:
-        self.name, self.config, self.checkpoint, self.model = name, checkpoint.config, checkpoint, model
+        self.name, self.checkpoint, self.model, self.form = name, checkpoint, model, form
+        self.config = replace(checkpoint.config, context=model.geometry.context)
         self.device, self.check = device, check
-        self.form = form
-        self.program = TransformerProgram(model, Form(**{**vars(form), "report": True}))
-        self.caching = self.program.caching()
+        self.parts = parts(model, replace(form, report=True))
+        self.keep = self.parts[0].program.form.keep
+        self.caching = [part.program.caching() for part in self.parts]
         self.held: tuple[ChipSession, int] | None = None
         """Session and number of positions whose keys and values are on the chip."""
         self._usage = Usage()
-        self._seconds: dict[int, float] = {}
-        self._prepared: dict[int, Prepared] = {}
+        self._seconds: dict[tuple[str, int, int], float] = {}
+        self._prepared: dict[tuple[int, int], Prepared] = {}
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Parameters that are sent with every token; 0 if they stay on the chip."""
+        return sum(len(caching.parameters) for caching in self.caching) if len(self.parts) > 1 else 0
 
     def session(self, rows: int) -> ChipSession:
         """See :class:`~coral.llm.engine.Engine`."""
@@ -76,9 +84,10 @@ class ChipEngine:
         return self._usage
 
     def weights(self) -> list[Weights]:
-        """See :class:`~coral.llm.engine.Engine`."""
-        p, found = self.program.plan, []
-        for k, layout in enumerate(p.layouts):
+        """See :class:`~coral.llm.engine.Engine`. Of several programs, those of the last."""
+        part, found = self.parts[-1], []
+        p = part.program.plan
+        for k, layout in enumerate(p.layouts, part.first):
             found += [Weights(f"{k} qkv", s.tile, s.row, p.head_rows) for s in layout.heads]
             found += [Weights(f"{k} wo w2", s.tile, s.row, p.output_rows) for s in layout.outputs]
             found += [Weights(f"{k} w1 w3", s.tile, s.row, p.ffn_rows(s.count)) for s in layout.ffn]
@@ -96,30 +105,39 @@ class ChipEngine:
             except CoralError:
                 # What was on the chip may be gone, and the driver must not repeat a program that relies on it.
                 self.held = None
-                if last or not self.program.form.keep:
+                if last or not self.keep:
                     raise
         raise AssertionError
 
     def _compute(self, session: ChipSession, x: np.ndarray, position: int) -> np.ndarray:
-        p, cache = self.program, session.cache
-        if self._call(self.caching, 0, None):
-            self.held = None
-        if p.form.keep and self.held != (session, position):
-            self._call(p.initialise(position), -position, p.pack_caches(cache, position))
-        self.held = None
-        if position not in self._prepared:
-            self._prepared[position] = prepare(p.execution(position), idempotent=not p.form.keep)
-        outputs = self._call(self._prepared[position], position, p.pack(x, position, cache))
-        token = p.unpack(position, outputs)
-        if token.keys is None or token.values is None:
-            raise AssertionError
+        cache, y, keys, values = session.cache, x, [], []
+        for number in range(len(self.parts)):
+            token = self._token(number, session, y, position)
+            assert token.keys is not None
+            assert token.values is not None
+            y = token.result
+            keys.append(token.keys)
+            values.append(token.values)
         if self.check:
-            self._compare(token.result, x, Cache(cache.keys.copy(), cache.values.copy()), position)
-        cache.keys[:, position], cache.values[:, position] = token.keys, token.values
+            self._compare(y, x, Cache(cache.keys.copy(), cache.values.copy()), position)
+        cache.keys[:, position], cache.values[:, position] = np.concatenate(keys), np.concatenate(values)
         self.held = (session, position + 1)
-        return token.result
+        return y
 
-    def _call(self, prepared: Program | Prepared, key: int, data: bytes | None) -> Any:
+    def _token(self, number: int, session: ChipSession, x: np.ndarray, position: int) -> Token:
+        """A token in one of the programs."""
+        p, cache = self.parts[number].program, self.parts[number].of(session.cache)
+        if self._call(("load", number, 0), self.caching[number], None):
+            self.held = None
+        if self.keep and self.held != (session, position):
+            self._call(("begin", number, position), p.initialise(position), p.pack_caches(cache, position))
+        self.held = None
+        if (number, position) not in self._prepared:
+            self._prepared[number, position] = prepare(p.execution(position), idempotent=not self.keep)
+        prepared = self._prepared[number, position]
+        return p.unpack(position, self._call(("run", number, position), prepared, p.pack(x, position, cache)))
+
+    def _call(self, key: tuple[str, int, int], prepared: Program | Prepared, data: bytes | None) -> Any:
         """Run a program, or load the parameters if need be (then: whether it was). ``key``: for its predicted time."""
         program = prepared.program if isinstance(prepared, Prepared) else prepared
         start = time.perf_counter()
@@ -144,7 +162,7 @@ class ChipEngine:
 
     def _compare(self, result: np.ndarray, x: np.ndarray, cache: Cache, position: int) -> None:
         expected = step(self.model, x, cache, position)
-        if self.program.form.logits:
+        if self.form.logits:
             expected = logits(self.model, expected)
         wrong = np.flatnonzero(result != expected)
         if len(wrong):

@@ -6,8 +6,9 @@ Source: docs/stories.md, Engines.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from coral.apps.stories.blocks import BlocksEngine
 from coral.apps.stories.chip import ChipEngine, ChipSession
 from coral.apps.stories.confirmed import confirmed_form
 from coral.apps.stories.download import address, downloaded, located
-from coral.codegen.transformer import Form, Transformer, step
+from coral.codegen.transformer import Form, Transformer, fitting, step
 from coral.codegen.transformer.model import logits
 from coral.devices import shared_stick
 from coral.llm import checkpoint, tokenizer
@@ -103,22 +104,30 @@ def open_engine(name: str, model: Model, device: str | None = None) -> Engine:
 def _whole(name: str, model: Model, place: str) -> Engine:
     ck = model.checkpoint
     classifier = ck.config.vocabulary <= CHIP_VOCABULARY
-    ranges = observe(ck, calibration_stories(ck))
-    decoder, form = quantise(ck, ranges, model.name, classifier=classifier), Form(logits=classifier)
+    ranges, form = observe(ck, calibration_stories(ck)), Form(logits=classifier)
+    decoder = fitting(quantise(ck, ranges, model.name, classifier=classifier), form)
     if name == "bits":
         return BitEngine(name, ck, decoder, None, form)
     if not place.startswith("CORAL"):
         raise StoriesError(f"engine 'chip' needs a stick or the simulated one, not {place}; 'bits' computes the same")
     kind = "sim" if _simulated(place) else "usb"
     form = confirmed_form(decoder, logits=classifier, simulated=kind == "sim")
-    return ChipEngine(name, ck, decoder, shared_stick(kind, int(place.partition(":")[2] or 0)), form)
+    engine = ChipEngine(name, ck, decoder, shared_stick(kind, int(place.partition(":")[2] or 0)), form)
+    if engine.streamed_bytes or engine.config != ck.config:
+        warnings.warn(
+            f"{model.name}: {len(engine.parts)} programs per token, {engine.streamed_bytes:,} bytes of parameters sent "
+            f"with each; context {engine.config.context} of {ck.config.context} words",
+            stacklevel=3,
+        )
+    return engine
 
 
 class BitEngine(ChipEngine):
     """The results of :class:`~coral.apps.stories.chip.ChipEngine`, by its bit model."""
 
     def __init__(self, name: str, ck: Checkpoint, model: Transformer, device: None, form: Form) -> None:
-        self.name, self.config, self.checkpoint, self.model, self.form = name, ck.config, ck, model, form
+        self.name, self.checkpoint, self.model, self.form = name, ck, model, form
+        self.config = replace(ck.config, context=model.geometry.context)
 
     def compute(self, session: ChipSession, x: np.ndarray, position: int) -> np.ndarray:
         """See there."""

@@ -2,6 +2,7 @@
 
 from coral.codegen.transformer.graph import Block, Dense, Gate, Geometry, Residual, Transformer
 from coral.codegen.transformer.model import Cache, step
+from coral.codegen.transformer.parts import fitting, parts
 from coral.codegen.transformer.plan import Form
 from coral.codegen.transformer.program import STAGES, Token, TransformerProgram
 
@@ -17,5 +18,7 @@ __all__ = [
     "Token",
     "Transformer",
     "TransformerProgram",
+    "fitting",
+    "parts",
     "step",
 ]
