@@ -10,6 +10,7 @@ from coral.driver.errors import (
     ChipFault,
     DfuFailed,
     DriverError,
+    GivenUp,
     InputError,
     LibusbMissing,
     NoAnswer,
@@ -31,8 +32,8 @@ from coral.driver.transport import Buffer, Bus, Clock, Transfer, UsbDevice, UsbH
 # fmt: off
 __all__ = [
     "CLOCKS", "CLOCK_HZ", "UDEV_FILE", "UDEV_RULE", "BadFirmware", "BringUpFailed", "Buffer", "Bus", "Call", "Canary",
-    "ChipFault", "Clock", "Counters", "DfuFailed", "DriverError", "FoundStick", "InputError", "LibusbMissing",
-    "NoAnswer", "NoFirmware", "NoStick", "PermissionDenied", "Prepared", "Stick", "StickBusy", "StickGone", "StickHung",
-    "StickLock", "Transfer", "TransferFailed", "UsbDevice", "UsbHandle", "clock_name", "find", "list_sticks",
-    "open_stick", "prepare",
+    "ChipFault", "Clock", "Counters", "DfuFailed", "DriverError", "FoundStick", "GivenUp", "InputError",
+    "LibusbMissing", "NoAnswer", "NoFirmware", "NoStick", "PermissionDenied", "Prepared", "Stick", "StickBusy",
+    "StickGone", "StickHung", "StickLock", "Transfer", "TransferFailed", "UsbDevice", "UsbHandle", "clock_name", "find",
+    "list_sticks", "open_stick", "prepare",
 ]

@@ -35,6 +35,10 @@ class DriverError(CoralError):
     """Base of everything the driver raises on purpose."""
 
 
+class GivenUp(DriverError):
+    """An announced program ran without its inputs, because another call came first; start it again."""
+
+
 class LibusbMissing(DriverError):
     """The USB library cannot be loaded; the message has the install line of this system."""
 

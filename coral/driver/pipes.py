@@ -56,7 +56,8 @@ class Pipes:
     def begin(self, prepared: Prepared, wires: Wires, buffers: dict[str, Buffer]) -> Iterator[bool]:
         """Sends what can be sent of a program without waiting; ``finish`` has to follow with what is returned.
 
-        ``wires`` and ``buffers`` are the program's, see ``Prepared``. Raises TransferFailed; after any exception, also
+        ``wires`` and ``buffers`` are the program's, see ``Prepared``; an input that is not there yet is waited for, and
+        everything behind it, until it is put into ``buffers``. Raises TransferFailed; after any exception, also
         of ``finish``, ``abandon`` must be called before anything else.
         """
         self._arm()
@@ -342,7 +343,9 @@ class _Writer:
 
     @property
     def waits_for(self) -> str:
-        return f"taking {self.doing}" if self._sending else ""
+        if self._sending:
+            return f"taking {self.doing}"
+        return f"input {self._outs[0][0].name!r} of the caller" if self._outs else ""
 
     def send(self) -> bool:
         """Checks what has been taken and queues more; True when something was taken."""
@@ -358,7 +361,10 @@ class _Writer:
             progress = True
         while len(writes) < OUT_DEPTH and (self._pieces or self._outs):
             if not self._pieces:
-                out, wire = self._outs.popleft()
+                out, wire = self._outs[0]
+                if wire is None and out.data is None and out.name not in self._buffers:
+                    break
+                self._outs.popleft()
                 view = memoryview(wire if wire is not None else out.on_wire(self._buffers))
                 cuts = range(0, len(view), OUT_TRANSFER_BYTES)
                 self._pieces.extend((out, view[i : i + OUT_TRANSFER_BYTES]) for i in cuts)

@@ -111,9 +111,10 @@ class Prepared:
         return {**kept, **outputs, SCRATCH: bytearray(self.program.scratch_bytes)}
 
     def wires(self, inputs: Mapping[str, Buffer]) -> list[list[bytearray | None]]:
-        """Header and payload of every OUT, per segment; None for what only the run itself produces."""
+        """Header and payload of every OUT, per segment; None for what the run itself produces or is still to come."""
         return [
-            [None if out.name == SCRATCH else out.on_wire(inputs) for out in segment.outs] for segment in self.segments
+            [None if out.name and out.name not in inputs else out.on_wire(inputs) for out in segment.outs]
+            for segment in self.segments
         ]
 
     def transfer(self, tag: int, address: int, size: int) -> Segment:

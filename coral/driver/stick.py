@@ -12,7 +12,7 @@ from types import TracebackType
 
 from coral.driver.bringup import CLOCK_HZ, clock_name
 from coral.driver.discovery import await_stick, find, open_and_claim
-from coral.driver.errors import BringUpFailed, DriverError, NoStick, StickGone, StickHung, TransferFailed
+from coral.driver.errors import BringUpFailed, DriverError, GivenUp, NoStick, StickGone, StickHung, TransferFailed
 from coral.driver.link import Counters
 from coral.driver.lock import StickLock
 from coral.driver.registers import field
@@ -69,15 +69,27 @@ def open_stick(
 class Call:
     """A program that was started; ``result`` waits for it and may be called again."""
 
-    def __init__(self, stick: Stick, prepared: Prepared, inputs: Mapping[str, Buffer]) -> None:
-        """Use ``Stick.start``."""
-        self.prepared = prepared
-        self.wires, self.inputs = prepared.wires(inputs), prepared.kept(inputs)
+    def __init__(self, stick: Stick, prepared: Prepared, inputs: Mapping[str, Buffer] | None) -> None:
+        """Use ``Stick.start`` or ``Stick.announce``."""
+        self.prepared, self.waiting = prepared, inputs is None
+        """``waiting``: for its inputs."""
+        self.wires, self.inputs = prepared.wires(inputs or {}), prepared.kept(inputs or {})
         self.steps: Iterator[bool] | None = None
         self.buffers: dict[str, Buffer] = {}
         self.outputs: dict[str, bytes] | None = None
         self.error: BaseException | None = None
         self._stick = stick
+
+    def give(self, inputs: Mapping[str, Buffer]) -> Call:
+        """The inputs of an announced program, which may be changed afterwards. Raises as ``Stick.run``; GivenUp if
+        another call came between, so that the program has to be started again."""
+        self._stick.give(self, inputs)
+        return self
+
+    def fill(self, inputs: Mapping[str, Buffer]) -> None:
+        """Use ``give``."""
+        self.waiting, self.wires = False, self.prepared.wires(inputs)
+        self.buffers.update((name, bytes(data)) for name, data in inputs.items())
 
     def result(self) -> dict[str, bytes]:
         """Padded bytes of every output layer by name; raises what ``Stick.run`` raises."""
@@ -144,9 +156,38 @@ class Stick:
             self._attempt(call, finish=False)
         return call
 
+    def announce(self, program: Program | Prepared) -> Call:
+        """Begins to send a program whose inputs are not known yet: its instructions go to the chip while the caller
+        works, ``call.give`` sends the rest.
+
+        Until then any other call makes the program run on zeros, and its results are dropped: what it leaves on the
+        chip must not matter. Raises as ``start``; DriverError for a program that asks for its own transfers.
+        """
+        prepared = self._prepare(program)
+        if prepared.places:
+            raise DriverError(f"program {prepared.program.name!r} asks for its own transfers, it cannot be announced")
+        call = Call(self, prepared, None)
+        with self._mutex:
+            self._settle()
+            self._attempt(call, finish=False)
+        return call
+
+    def give(self, call: Call, inputs: Mapping[str, Buffer]) -> None:
+        """What ``call.give`` does."""
+        call.prepared.check_inputs(inputs)
+        with self._mutex:
+            if call is not self._current or not call.waiting:
+                name = call.prepared.program.name
+                raise call.error or DriverError(f"program {name!r} has its inputs, or the stick was closed")
+            call.fill(inputs)
+            self._current = None
+            self._attempt(call, finish=False)
+
     def collect(self, call: Call) -> dict[str, bytes]:
         """What ``call.result()`` returns."""
         with self._mutex:
+            if call.waiting:
+                raise call.error or DriverError(f"program {call.prepared.program.name!r} still waits for its inputs")
             if call is self._current:
                 self._settle()
         if call.error is not None:
@@ -230,10 +271,18 @@ class Stick:
             return prepared
 
     def _settle(self) -> None:
-        """Ends the call that is under way; raises its error."""
+        """Ends the call that is under way; raises its error. One that waits for its inputs is given up."""
         call, self._current = self._current, None
-        if call is not None:
+        if call is None:
+            return
+        if not call.waiting:
             self._attempt(call, finish=True)
+            return
+        call.error = GivenUp(f"program {call.prepared.program.name!r}: another one was started before its inputs came")
+        call.fill({name: bytes(size) for name, size in call.prepared.input_bytes.items()})
+        call.waiting = True
+        with suppress(DriverError):  # the stick is re-opened before the next call
+            self._advance(call, finish=True)
 
     def _attempt(self, call: Call, *, finish: bool) -> None:
         """Brings a call to its start or to its end, with one repetition."""
@@ -265,6 +314,8 @@ class Stick:
         try:
             if call.steps is None:
                 self._launch(call)
+            elif not finish:
+                next(call.steps, None)
             if finish and call.steps is not None:
                 self._session.pipes.finish(call.steps)
         except BaseException as error:
