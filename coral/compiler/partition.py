@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from coral import timing
@@ -15,9 +16,12 @@ from coral.codegen.network.tiling import SIDES
 from coral.compiler import operators  # noqa: F401  (fills OPERATORS)
 from coral.compiler.errors import Refused
 from coral.compiler.lowering import Lowering
+from coral.compiler.rows import Cut, banded
 from coral.package.graph import Graph
 
 ALONE = "nothing reads its result"
+LARGE_IMAGE = 500_000
+"""Elements of a tensor from which on a network that has no program is cut into bands of rows."""
 OPERATOR_SECONDS, RESULT_SECONDS, PRODUCT_SECONDS = 5e-6, 4e-9, 1e-9
 """Guesses at a host: an operator's start, a result, a product of a layer."""
 
@@ -25,13 +29,15 @@ OPERATOR_SECONDS, RESULT_SECONDS, PRODUCT_SECONDS = 5e-6, 4e-9, 1e-9
 @dataclass
 class Segment:
     """Operators that are one program: ``inputs`` are tensor numbers, ``outputs`` the graph's tensors by the network's
-    names; ``echoes`` are operators that only rename a tensor and are repeated on the host for what it needs."""
+    names; ``echoes`` are operators that only rename a tensor and are repeated on the host for what it needs. ``band``:
+    the program computes some rows, others the rest."""
 
     lowering: Lowering
     inputs: tuple[int, ...]
     outputs: dict[str, int]
     echoes: tuple[int, ...]
     program: nw.NetworkProgram
+    band: bool = False
 
     @property
     def operators(self) -> list[int]:
@@ -93,7 +99,8 @@ def _worthwhile(found: Partition) -> list[Segment | int]:
     order: list[Segment | int] = []
     repeated: tuple[int, ...] = ()
     for item in found.order:
-        if isinstance(item, Segment) and item is not largest and costs[id(item)][0] > costs[id(item)][1]:
+        optional = isinstance(item, Segment) and item is not largest and not item.band
+        if isinstance(item, Segment) and optional and costs[id(item)][0] > costs[id(item)][1]:
             chip, host = (f"{seconds * 1e6:.0f} us" for seconds in costs[id(item)])
             found.reasons |= dict.fromkeys(
                 item.operators, f"a call of the chip would take {chip}, the host about {host}"
@@ -194,6 +201,8 @@ def _fitted(found: Partition, numbers: Sequence[int], live: set[int]) -> list[Se
     try:
         segment = _segment(found, numbers, live)
     except (CodegenError, Refused) as error:
+        with suppress(CodegenError, Refused):
+            return _on_bands(found, numbers, live)
         work = [n for n in numbers if n in _workers(found, numbers)]
         if len(work) <= 1:
             found.reasons |= dict.fromkeys(numbers, str(error))
@@ -223,7 +232,7 @@ def _merged(found: Partition, parts: list[Segment | int], live: set[int]) -> lis
         if part in repeated:
             continue
         last = merged[-1] if merged else None
-        if isinstance(part, Segment) and isinstance(last, Segment):
+        if isinstance(part, Segment) and isinstance(last, Segment) and not (part.band or last.band):
             try:
                 both = _segment(found, [*last.operators, *part.operators], live)
             except (CodegenError, Refused):
@@ -238,14 +247,38 @@ def _merged(found: Partition, parts: list[Segment | int], live: set[int]) -> lis
 
 def _segment(found: Partition, numbers: Sequence[int], live: set[int]) -> Segment | None:
     """A program of operators; None if they compute nothing. :raises Refused, CodegenError: there is none."""
+    lowering, network, outputs, echoes = _lowered(found, numbers, live)
+    if network is None:
+        return None
+    return Segment(lowering, tuple(lowering.inputs), outputs, echoes, _program(network, found.images))
+
+
+def _lowered(
+    found: Partition, numbers: Sequence[int], live: set[int]
+) -> tuple[Lowering, nw.Network | None, dict[str, int], tuple[int, ...]]:
+    """(lowering, network if there is anything to compute, outputs, echoes) of operators. :raises Refused: cannot be"""
     lowering = Lowering(found.graph, found.names, found.images)
     for number in numbers:
         lowering.take(number)
     if not lowering.stages:
-        return None
+        return lowering, None, {}, ()
     outputs, echoes = _exports(found.graph, lowering, _needed(found.graph, numbers, live))
-    network = lowering.network(found.graph.name or "model", tuple(outputs))
-    return Segment(lowering, tuple(lowering.inputs), outputs, tuple(sorted(echoes)), _program(network, found.images))
+    return lowering, lowering.network(found.graph.name or "model", tuple(outputs)), outputs, tuple(sorted(echoes))
+
+
+def _on_bands(found: Partition, numbers: Sequence[int], live: set[int]) -> list[Segment | int]:
+    """Segments for bands of rows, between the host's operators that cut and join; the graph grows by those.
+
+    :raises CodegenError, Refused: the image is small, or no bands have programs
+    """
+    lowering, network, outputs, echoes = _lowered(found, numbers, live)
+    if network is None or found.images > 1 or max(t.size for t in network.tensors.values()) < LARGE_IMAGE:
+        raise Refused("no image too large for one program")
+    cut = Cut(lowering, found.names, outputs, banded(network, lambda band: _program(band, 1)))
+    found.graph, found.names = cut.graph, cut.names
+    found.reasons |= dict.fromkeys((*cut.before, *cut.behind), "cuts or joins bands of rows of an image")
+    segments = [Segment(*band[:3], (), band[3], band=True) for band in cut.bands]
+    return [*cut.before, *segments, *cut.behind, *echoes]
 
 
 def _program(network: nw.Network, images: int) -> nw.NetworkProgram:

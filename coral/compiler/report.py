@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from coral import isa, timing
@@ -71,7 +71,6 @@ def report_of(
 ) -> Report:
     """The report on a partition and its programs, at a clock of the chip."""
     found = [program_report(p.execution, clock_hz, p.batch, p.passes, len(p.parameters)) for p in programs]
-    total = sum(p.cycles for p in found) or 1.0
     decisions: dict[int, Decision] = {}
     for number, reason in partition.reasons.items():
         decisions[number] = _decision(partition.graph, partition.names, number, "host", reason)
@@ -79,12 +78,16 @@ def report_of(
         cost = _costs(segment, program)
         for number in segment.operators:
             tiles, cycles, weights = cost.get(number, (0, 0.0, 0))
+            place = f"chip {index}"
+            if segment.band and number in decisions:
+                place, cycles = f"{decisions[number].place}, {index}", cycles + decisions[number].cycles
             reason = ("" if number in cost else RENAMED) + (f"; {ECHO}" if number in segment.echoes else "")
             decisions[number] = _decision(
-                partition.graph, partition.names, number, f"chip {index}", reason.removeprefix("; "),
-                tiles=tiles, cycles=cycles, share=cycles / total, weight_bytes=weights,
+                partition.graph, partition.names, number, place, reason.removeprefix("; "),
+                tiles=tiles, cycles=cycles, weight_bytes=weights,
             )  # fmt: skip
-    ordered = tuple(decisions[number] for number in sorted(decisions))
+    total = sum(d.cycles for d in decisions.values()) or 1.0
+    ordered = tuple(replace(d, share=d.cycles / total) for _, d in sorted(decisions.items()))
     return Report(name, len(data), resident, clock_hz, sum(p.seconds for p in found), tuple(found), ordered)
 
 

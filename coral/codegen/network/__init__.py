@@ -27,6 +27,7 @@ from coral.codegen.network.graph import (
 )
 from coral.codegen.network.matmul import Matmul, matmul
 from coral.codegen.network.program import MAX_BATCH, NetworkProgram
+from coral.codegen.network.rows import RowBand, Rows, in_rows
 from coral.codegen.network.split import programs, split
 from coral.codegen.network.tiling import Grid
 
@@ -51,12 +52,15 @@ __all__ = [
     "Requantise",
     "Reshape",
     "Resize",
+    "RowBand",
+    "Rows",
     "Slice",
     "Softmax",
     "Stage",
     "Tensor",
     "TransposeConv",
     "Window",
+    "in_rows",
     "matmul",
     "programs",
     "same",

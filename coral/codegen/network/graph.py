@@ -315,7 +315,7 @@ class Network:
             reach = (out - 1) * s + k - pad
             if free or isinstance(stage, Slice):
                 continue
-            if reach - size >= k or (not isinstance(stage, Conv | MaxPool) and (pad or reach > size)):
+            if reach - size >= k or (not isinstance(stage, Conv | MaxPool) and (pad > 0 or reach > size)):
                 raise ShapeError(
                     f"{where}: {out} windows of {k} every {s} from -{pad} reach {reach}, the input has {size}"
                 )
