@@ -19,6 +19,8 @@ from coral.llm.tokenizer import Tokenizer
 
 RETRIES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Seconds before each new try of a step that the stick did not finish."""
+MOST_PAID = 3.0
+"""A step costs its visitor at most so many times what such steps took lately: nobody pays for a recovery."""
 PATIENCE = 10
 """Seconds for which no request is taken after a step that failed at every try."""
 
@@ -112,6 +114,7 @@ class Scheduler:
         self._visitors: dict[str, Visitor] = {}
         self._kept: deque[tuple[list[int], Session]] = deque(maxlen=self.limits.kept)
         self._clock = self._refuse_until = 0.0
+        self._usual: dict[int, float] = {}
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
@@ -205,23 +208,23 @@ class Scheduler:
         return None
 
     def _turn(self, job: Job) -> None:
-        begin = time.perf_counter()
+        begin, paid = time.perf_counter(), 0.0
         try:
             if job.stories is None:
                 job.stories = self._begin(job)
+                paid = time.perf_counter() - begin
             while not job.cancelled and not job.stories.done and time.perf_counter() - begin < self.limits.turn_seconds:
-                self._step(job, job.stories)
+                paid += self._step(job, job.stories)
             if job.stories.done:
                 self._end(job, End([row.ended for row in job.stories.rows]))
         except Exception as error:
             if not isinstance(error, CoralError):
                 traceback.print_exc(file=sys.stderr)
             self._end(job, End([], str(error) or repr(error)))
-        seconds = time.perf_counter() - begin
         with self._changed:
-            job.spent += seconds
+            job.spent += paid
             if job.visitor in self._visitors:
-                self._visitors[job.visitor].spent += seconds
+                self._visitors[job.visitor].spent += paid
 
     def _begin(self, job: Job) -> Stories:
         """New stories; a single one goes on in a session that knows the begin of its prompt."""
@@ -243,7 +246,14 @@ class Scheduler:
         self.totals.reused_words += words
         return session
 
-    def _step(self, job: Job, stories: Stories) -> None:
+    def _price(self, rows: int, seconds: float) -> float:
+        usual = self._usual.get(rows, seconds)
+        paid = min(seconds, MOST_PAID * usual)
+        self._usual[rows] = min(paid, 0.9 * usual + 0.1 * paid)
+        return paid
+
+    def _step(self, job: Job, stories: Stories) -> float:
+        """One step; the seconds that its visitor pays for it."""
         begin, before = time.perf_counter(), self.engine.usage()
         count = sum(len(row.ids) for row in stories.rows)
         texts = self._advanced(job, stories)
@@ -253,6 +263,7 @@ class Scheduler:
         if words:
             self.recent.append(step)
         job.emit(step)
+        return self._price(len(stories.rows), step.seconds)
 
     def _advanced(self, job: Job, stories: Stories) -> list[tuple[int, str]]:
         """``advance``, again and again while the stick recovers."""

@@ -131,6 +131,39 @@ def test_a_visitor_with_many_requests_has_no_larger_share() -> None:
     assert served_words["one"] == pytest.approx(served_words["many"], rel=0.2)
 
 
+class RecoveringEngine(PacedEngine):
+    """Its next step takes ``pause`` seconds more, as when the driver mends a fault before anybody sees it."""
+
+    pause = 0.0
+
+    def usage(self) -> Any:
+        pause, self.pause = self.pause, 0.0
+        time.sleep(pause)
+        return super().usage()
+
+
+def test_nobody_pays_for_the_recovery_of_the_stick() -> None:
+    engine, words = RecoveringEngine(0.002, context=4096), {"victim": 0, "other": 0}
+    scheduler = Scheduler(engine, TOKENIZER, Limits(turn_seconds=0.02))
+    try:
+
+        def emitting(name: str) -> Callable[[Any], None]:
+            def emit(event: Any) -> None:
+                words[name] += event.words if isinstance(event, Step) else 0
+                if name == "victim" and words[name] % 20 == 9:
+                    engine.pause = 0.1  # most likely his own next step
+
+            return emit
+
+        for name in words:
+            scheduler.submit(Job(name, [[260]], Sampling(words=4000), emitting(name)))
+        time.sleep(3)
+    finally:
+        scheduler.close()
+    assert words["victim"] > 60
+    assert words["victim"] == pytest.approx(words["other"], rel=0.2)
+
+
 @pytest.mark.slow
 def test_two_minutes_on_the_software_stick(stories260k: Model, stick260k: Any) -> None:
     """stories260K; the stick stalls a transfer every 10 seconds."""
