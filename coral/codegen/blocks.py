@@ -142,10 +142,12 @@ def pack(b: Builder, tiles: int, word: int, size_bytes: int, row: int = OUTPUT_F
     pack_walk(b, tiles, _linear(word, ceil_div(size_bytes, WORD_BYTES)), row)
 
 
-def pack_walk(b: Builder, tiles: int, words: Walk, row: int = OUTPUT_FIFO_ROW) -> None:
-    """N2w of the words of a walk, packed without gaps, into the FIFO at ``row``, for the ring."""
+def pack_walk(b: Builder, tiles: int, words: Walk, row: int = OUTPUT_FIFO_ROW, sent: int | None = None) -> None:
+    """N2w of the words of a walk, packed without gaps, into the FIFO at ``row``, for the ring. ``sent``: rows that the
+    ring has read before; None: as many as were packed.
+    """
     dst, level = _packets(row, ceil_div(words.steps, ROW_WORDS))
-    free = b.count(TileCounter.NARROW_TO_WIDE, tiles) - 1
+    free = (b.count(TileCounter.NARROW_TO_WIDE, tiles) if sent is None else sent) - 1
     b.emit(
         isa.N2w,
         tile_mask=tiles,
@@ -158,15 +160,29 @@ def pack_walk(b: Builder, tiles: int, words: Walk, row: int = OUTPUT_FIFO_ROW) -
 
 
 def ring_send(
-    b: Builder, tile: int, size_bytes: int, dest: int = SCALAR_CORE, row: int = OUTPUT_FIFO_ROW, *, ordered: bool = True
+    b: Builder,
+    tiles: int,
+    size_bytes: int,
+    dest: int = SCALAR_CORE,
+    row: int = OUTPUT_FIFO_ROW,
+    *,
+    ordered: bool = True,
+    turn: int | None = None,
 ) -> None:
-    """Send the FIFO that ``pack`` fills. ``ordered``: in program order among the ring's senders."""
-    order = Wait(TileCounter.RING_PRODUCER_A, b.count(TileCounter.RING_PRODUCER_A, 1 << tile), level=2)
-    data = Wait(TileCounter.NARROW_TO_WIDE, b.count(TileCounter.RING_WRITE, 1 << tile) + 1, level=1)
+    """Send the FIFO that ``pack`` fills. ``ordered``: in program order among the ring's senders; ``turn``: the
+    threshold of that order (``Builder.turns``), where several tiles may send what they packed last.
+    """
+    packets, first = ceil_div(size_bytes, ROW_BYTES), b.count(TileCounter.RING_WRITE, tiles) + 1
+    if turn is None:
+        turn = b.count(TileCounter.RING_PRODUCER_A, tiles)
+    else:
+        first = b.count(TileCounter.NARROW_TO_WIDE, tiles) + 1 - packets
+    order = Wait(TileCounter.RING_PRODUCER_A, turn, level=2)
+    data = Wait(TileCounter.NARROW_TO_WIDE, first, level=1)
     b.emit(
         isa.RingSend,
-        tile_mask=1 << tile,
-        src=Walk(row, [1, 0], [1, ceil_div(size_bytes, ROW_BYTES)], slot_level=1, slot_stride=1),
+        tile_mask=tiles,
+        src=Walk(row, [1, 0], [1, packets], slot_level=1, slot_stride=1),
         sig_src=1 if ordered else 0,
         sig_ring=2 if ordered else None,
         waits=[order, data] if ordered else [data],

@@ -7,19 +7,20 @@ recipes take their thresholds from ``count`` instead of being told. Source: docs
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from coral import isa
 from coral.codegen.errors import CodegenError
-from coral.codegen.machine import ALL_TILES, TILES, tiles_of
+from coral.codegen.machine import ALL_TILES, ROW_WORDS, TILES, ceil_div, tiles_of
 from coral.isa import IMMEDIATE, AluOp, ScalarCounter, Source, StoreOp, Tag, TileCounter
 from coral.package.program import Base, Bitstream, Relocation
 
 ALL_UNITS = 0x3FF
 OP_UNIT = 0x001
 N2W_UNIT = 0x020
+MESH_UNITS = 0x3C0
 STREAM_UNITS = 0b01100
 """Scalar units (infeed, outfeed) that are idle before the compiler's ordinary scalar fences take effect."""
 ALL_SCALAR_UNITS = 0b11111
@@ -49,6 +50,8 @@ class Style:
 
 V14 = Style(register_moves=False, host_register=11, skip_level=2)
 V16 = Style(register_moves=True, host_register=10, skip_level=1)
+SHORT = replace(V14, register_moves=True)
+"""For programs of our own form."""
 
 _MESH = {
     isa.MeshSouth: (6, TileCounter.MESH_NORTH_IN, TileCounter.MESH_SOUTH_OUT),
@@ -71,6 +74,7 @@ def counter_mask(counters: Iterable[TileCounter]) -> int:
 ALL_COUNTERS = counter_mask(TileCounter)
 RESET_COUNTERS = counter_mask(c for c in TileCounter if c < TileCounter.RING_PRODUCER_A)
 """All but the ring order counters, which go on until an output phase ends."""
+RING_ORDER = (TileCounter.RING_PRODUCER_A, TileCounter.RING_PRODUCER_B)
 RING_SCALAR_COUNTERS = sum(
     1 << c
     for c in (
@@ -104,6 +108,7 @@ class Builder:
         self._tile_counts = [[0] * len(TileCounter) for _ in range(TILES)]
         self._scalar_counts = [0] * len(ScalarCounter)
         self._unmirrored = False
+        self._in_turn = False
         self._passes: list[int] = []
         self._looped_mask = 0
         self._work = 2 if caching else 4
@@ -153,6 +158,8 @@ class Builder:
                 self._signal(i, "sig_src", went_out)
             case isa.Infeed() if i.stream == Source.SCALAR_MEMORY:
                 self._unmirrored = True
+                for counts in self._tile_counts:
+                    counts[TileCounter.RING_PRODUCER_A] += ceil_div(i.walk("buf").steps, ROW_WORDS)
             case isa.TileFence():
                 mask, value = i.ctr_mask, i.ctr_value
                 counters = [c for c in TileCounter if mask >> c & 1]
@@ -228,11 +235,47 @@ class Builder:
         if restart:
             self.restart()
 
+    def separate(self) -> None:
+        """As ``drain``, between layers: every counter is mirrored, low and the same on all tiles afterwards.
+
+        A tile's own counters are set without the others. The scalar core takes part if its counters have to begin
+        anew, and all wait for all only where the order of the ring does.
+        """
+        own = [[n for c, n in enumerate(counts) if RESET_COUNTERS >> c & 1] for counts in self._tile_counts]
+        ring = [counts[c] for counts in self._tile_counts for c in RING_ORDER]
+        scalar = [n for c, n in enumerate(self._scalar_counts) if RING_SCALAR_COUNTERS >> c & 1]
+        if max(ring) > RESTART:
+            self.handshake()
+            self.restart()
+            return
+        anew = RESET_COUNTERS if max(map(max, own)) > RESTART or any(counts != own[0] for counts in own) else 0
+        if not self._unmirrored and max(scalar) <= RESTART:
+            self.fence(anew)
+            return
+        self.emit(isa.TileFence, tile_mask=ALL_TILES, ctr_mask=anew, unit_mask=ALL_UNITS, token=1)
+        self.scalar_fence(idle=ALL_SCALAR_UNITS, ctr_mask=RING_SCALAR_COUNTERS, token_wait=1)
+        self._unmirrored = False
+
     def restart(self) -> None:
         """All tiles' counters and the scalar core's ring counters become zero; everybody must be idle before."""
         self.emit(isa.TileFence, tile_mask=ALL_TILES, ctr_mask=ALL_COUNTERS, unit_mask=ALL_UNITS, token=1)
         self.scalar_fence(idle=ALL_SCALAR_UNITS, ctr_mask=RING_SCALAR_COUNTERS, token_wait=1)
         self._unmirrored = False
+        if self._in_turn:
+            self.take_turns()
+            self.handshake()
+
+    def take_turns(self) -> None:
+        """The ring order counter of every tile is one less than that of the tile before: tiles that send one after the
+        other in this order have the same threshold. All must be idle and the counters zero, and a handshake follows.
+        """
+        self._in_turn = True
+        for tile in range(TILES - 1):
+            self.fence(1 << TileCounter.RING_PRODUCER_A, TILES - 1 - tile, tiles=1 << tile, units=0)
+
+    def turns(self, tiles: Sequence[int]) -> list[int]:
+        """Thresholds of the ring order counter with which tiles send to consumer 0 one after the other."""
+        return [self.count(TileCounter.RING_PRODUCER_A, 1 << tile) + k for k, tile in enumerate(tiles)]
 
     def pause(self) -> None:
         """Scalar fence that only waits for the host streams."""
@@ -396,7 +439,7 @@ class Builder:
         sent = {f"thr{producer:d}": self._scalar_counts[producer] for producer, _ in rings}
         mask = sum(1 << producer for producer, _ in rings)
         self.scalar_fence(ctr_mask=mask, wait_mask=mask, **sent)
-        self.fence(counter_mask(ring for _, ring in rings), token=True)
+        self.fence(0 if self._in_turn else counter_mask(ring for _, ring in rings), token=True)
 
     def epilogue(self) -> None:
         """Last fence, interrupt 0 to the host, halt."""

@@ -97,7 +97,7 @@ def _execution_v14(p: FcPlan) -> Bitstream:
     if p.receivers:
         receivers = mask_of(p.receivers)
         blocks.ring_receive(b, receivers, x // WORD_BYTES, s.k, FORWARD_FIFO_ROW)
-        blocks.ring_send(b, p.first_input_tile, s.k, receivers, FORWARD_FIFO_ROW, ordered=False)
+        blocks.ring_send(b, 1 << p.first_input_tile, s.k, receivers, FORWARD_FIFO_ROW, ordered=False)
         blocks.pack(b, 1 << p.first_input_tile, x // WORD_BYTES, s.k, FORWARD_FIFO_ROW)
     b.reset()
     b.handshake()
@@ -163,7 +163,7 @@ def _execution_v16(p: FcPlan) -> Bitstream:
     for t in range(inputs.pieces):
         size = WORD_BYTES * inputs.words(t)
         blocks.ring_receive(b, computing, inputs.word(t), size, OUTPUT_FIFO_ROW)
-        blocks.ring_send(b, p.first_input_tile + t, size, computing, SEND_FIFO_ROW)
+        blocks.ring_send(b, 1 << p.first_input_tile + t, size, computing, SEND_FIFO_ROW)
         blocks.pack(b, 1 << p.first_input_tile + t, received, size, SEND_FIFO_ROW)
     b.handshake()
     b.reset()

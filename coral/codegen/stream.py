@@ -79,6 +79,6 @@ def output(
     b.output_dma(round_up(size_bytes, INPUT_UNIT_BYTES))
     for tile, size in shares:
         blocks.outfeed(b, round_up(size, INPUT_UNIT_BYTES))
-        blocks.ring_send(b, tile, size)
+        blocks.ring_send(b, 1 << tile, size)
     b.output_wait()
     b.epilogue()

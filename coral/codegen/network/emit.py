@@ -109,6 +109,7 @@ def _relay(b: Builder, p: Product, piece: Piece, tiles: int) -> None:
     words = p.groups * (p.header + p.steps) * p.relay
     passes, left = ceil_div(words, ROW_WORDS), words % ROW_WORDS
     shortened = {"last_dim": 1, "last_cnt": left - 1} if left else {}
+    free = b.count(TileCounter.RING_PRODUCER_A, piece.tiles) - 1
     ring = {"slot_level": 1, "slot_stride": ROW_WORDS}
     b.emit(
         isa.Infeed,
@@ -132,7 +133,7 @@ def _relay(b: Builder, p: Product, piece: Piece, tiles: int) -> None:
         src=Walk(piece.row, [1, 1], [1, piece.rows]),
         sig_ring=1,
         waits=[
-            Wait(TileCounter.RING_PRODUCER_A, b.count(TileCounter.RING_PRODUCER_A, piece.tiles) - 1, level=1),
+            Wait(TileCounter.RING_PRODUCER_A, free, level=1),
             Wait(TileCounter.RING_PRODUCER_B, b.count(TileCounter.RING_PRODUCER_B, piece.tiles), level=1),
         ],
         to_consumer1=1,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from coral import isa
 from coral.codegen import blocks
-from coral.codegen.builder import ALL_SCALAR_UNITS, INPUT_CREDIT, N2W_UNIT, Builder
+from coral.codegen.builder import ALL_SCALAR_UNITS, INPUT_CREDIT, MESH_UNITS, N2W_UNIT, Builder
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import (
     ALL_TILES,
@@ -20,11 +20,15 @@ from coral.codegen.machine import (
     mask_of,
     round_up,
 )
+from coral.codegen.network.places import collects, gathered_tiles
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import merge
 from coral.codegen.network.scratch import FIXED_ROW
 from coral.isa import ScalarCounter, TileCounter, Wait, Walk
 from coral.package.program import Layer, Layout
+
+MAX_OUTFEED = INPUT_UNIT_BYTES << 15
+"""Bytes that one outfeed passes on."""
 
 
 def input_layer(plan: Plan, name: str, batch: int) -> Layer:
@@ -110,7 +114,7 @@ def receive_inputs(b: Builder, plan: Plan, sizes: dict[str, int]) -> None:
     """
     for index, (name, size) in enumerate(sizes.items()):
         if index:
-            b.barrier()
+            b.separate()
             b.scalar_fence(idle=ALL_SCALAR_UNITS)
         _receive(b, plan, name, size)
 
@@ -132,12 +136,12 @@ def _receive(b: Builder, plan: Plan, name: str, total_bytes: int) -> None:
     b.input_address(name, plan.network.inputs.index(name), credit)
     blocks.pop_input(b, total_bytes)
     b.input_dma(total_bytes)
+    if not plan.vector_input(name) and not plan.own_input:
+        _border(b, plan, name)
     _unpack(b, plan, parts)
     for band in parts:
         first, units = band.units
         blocks.infeed_input(b, first * INPUT_UNIT_BYTES, units * INPUT_UNIT_BYTES, band.tiles)
-    if not plan.vector_input(name) and not plan.own_input:
-        _borders(b, plan, name)
 
 
 def _unpack(b: Builder, plan: Plan, parts: list[Band]) -> None:
@@ -187,27 +191,14 @@ def _unpack(b: Builder, plan: Plan, parts: list[Band]) -> None:
             )
 
 
-def _borders(b: Builder, plan: Plan, name: str) -> None:
-    """Zero points around the image where windows reach beyond it."""
-    t, block, slack = plan.tensors[name], plan.blocks[name], plan.slack_bytes(name)
-    rows, columns = plan.halos[name]
-    fills: dict[Walk, int] = {}
-
-    def fill(part: tuple[int, int], y: int, length: int, count: int, stride: int) -> None:
-        address = plan.at(name, part, y, 0) - slack
-        nest = merge([(1, length // WORD_BYTES), (stride // WORD_BYTES, count)])
-        walk = Walk(address // WORD_BYTES, tuple(s for s, _ in nest), tuple(n for _, n in nest))
-        fills[walk] = fills.get(walk, 0) | plan.grid.mask(*part)
-
-    for part in plan.grid.blocks():
-        r, c = part
-        for y0, y1 in rows.filled(r):
-            fill(part, y0, (y1 - y0) * block.row, plan.images, block.image)
-        if slack and (columns.low[c] < 0 or columns.high[c] > t.x):
-            fill(part, rows.split.start(r) - rows.before, slack, rows.total * plan.images + 1, block.row)
-    value = 0x01010101 * plan.border_value(name)
-    for walk, tiles in fills.items():
-        b.emit(isa.MeshNorth, tile_mask=tiles, dst=walk, fill_en=1, fill_value=value)
+def _border(b: Builder, plan: Plan, name: str) -> None:
+    """Zero points wherever a window may read, before what there is of the image is written over them."""
+    if any(halo.filled(part) for halo in plan.halos[name] for part in range(halo.split.parts)):
+        address, size = plan.rooms[name]
+        walk = Walk(address // WORD_BYTES, (1,), (size // WORD_BYTES,))
+        value = 0x01010101 * plan.border_value(name)
+        b.emit(isa.MeshNorth, tile_mask=ALL_TILES, dst=walk, fill_en=1, fill_value=value)
+        b.fence(units=MESH_UNITS)
 
 
 @dataclass(frozen=True)
@@ -280,9 +271,26 @@ def send_output(b: Builder, plan: Plan, name: str, batch: int, index: int) -> No
     for share in parts:
         same.setdefault(share.words, []).append(share.tile)
     for words, tiles in same.items():
-        blocks.pack_walk(b, mask_of(tiles), words)
+        mask = mask_of(tiles)
+        blocks.pack_walk(b, mask, words, sent=b.count(TileCounter.RING_WRITE, mask))
     b.output_dma(sum(round_up(share.size, INPUT_UNIT_BYTES) for share in parts))
+    sent: dict[tuple[int, int, int], int] = {}
+    for share, turn in zip(parts, b.turns([share.tile for share in parts]), strict=True):
+        key = turn, share.size, b.count(TileCounter.NARROW_TO_WIDE, 1 << share.tile)
+        sent[key] = sent.get(key, 0) | 1 << share.tile
+    for (turn, size, _), tiles in sent.items():
+        blocks.ring_send(b, tiles, size, turn=turn)
+    size = 0
     for share in parts:
-        blocks.outfeed(b, round_up(share.size, INPUT_UNIT_BYTES))
-        blocks.ring_send(b, share.tile, share.size)
+        if size % ROW_BYTES or size + share.size > MAX_OUTFEED:
+            blocks.outfeed(b, size)
+            size = 0
+        size += round_up(share.size, INPUT_UNIT_BYTES)
+    blocks.outfeed(b, size)
     b.output_wait()
+
+
+def senders(plan: Plan, batch: int) -> list[list[int]]:
+    """Tiles that send one after the other, for every time that happens."""
+    outputs = [[share.tile for share in shares(plan, name, batch)] for name in plan.network.outputs]
+    return outputs + [gathered_tiles(plan, stage) for stage in plan.stages if collects(plan, stage)]

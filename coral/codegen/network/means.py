@@ -21,7 +21,7 @@ def mean(b: Builder, plan: Plan, wide: Wide, stage: AveragePool) -> None:
     """16-bit sums on every tile, collected on all of them; those with the result add them up."""
     for image in range(plan.images):
         if image:
-            b.barrier()
+            b.separate()
         _sums(b, plan, wide, stage, image)
         gather(b, plan, stage)
         _total(b, plan, stage, image)

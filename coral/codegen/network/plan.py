@@ -125,6 +125,7 @@ class Plan(Layout):
                     block = Block(first, across * block.position, down * block.row, block.image)
                 blocks[name] = block
         blocks |= {name: replace(shapes[name], address=places[name]) for name in places if name not in self.roots}
+        self.rooms = {name: (places[name], sizes[name]) for name in places}
         return blocks, peak
 
     def _shape(self, root: str) -> Block:

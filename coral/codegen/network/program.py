@@ -10,13 +10,20 @@ from typing import overload
 import numpy as np
 
 from coral.codegen import blocks
-from coral.codegen.builder import V14, Builder
+from coral.codegen.builder import SHORT, Builder
 from coral.codegen.errors import CodegenError, ShapeError
 from coral.codegen.fc import RESIDENT_TOKEN
 from coral.codegen.machine import ROW_BYTES, TILES, ceil_div
 from coral.codegen.network import emit, vectors, windows, words
 from coral.codegen.network.cost import candidates, fitting
-from coral.codegen.network.frame import images_in, input_layer, output_layer, receive_inputs, send_output
+from coral.codegen.network.frame import (
+    images_in,
+    input_layer,
+    output_layer,
+    receive_inputs,
+    send_output,
+    senders,
+)
 from coral.codegen.network.graph import (
     Add,
     AveragePool,
@@ -48,6 +55,8 @@ from coral.package.tensors import unpack_output
 MAX_BATCH = 256
 STREAM_ROWS, CUT_ROWS = 1800, 2048
 """Weights of more rows per tile are streamed in part; layers of more rows are then cut, so that a part of them is."""
+TURNS_FROM = 8
+"""Tiles that send one after the other at least, where that the ring counters are uneven saves instructions."""
 MAX_WORDS = 16384
 """Instruction words of one bitstream."""
 
@@ -154,7 +163,7 @@ class NetworkProgram:
 
     @cached_property
     def _caching_bitstream(self) -> Bitstream:
-        b = Builder(V14, caching=True)
+        b = Builder(SHORT, caching=True)
         blocks.load_rows(b, [(piece.tiles, piece.row, piece.rows) for piece, _ in self.wide.parts])
         b.epilogue()
         return b.finish()
@@ -163,8 +172,10 @@ class NetworkProgram:
         plan, passes = self.plan, self.passes
         inputs = tuple(replace(input_layer(plan, x, self.images), executions=passes) for x in plan.network.inputs)
         outputs = tuple(replace(output_layer(plan, y, self.images), executions=passes) for y in plan.network.outputs)
-        b = Builder(V14)
+        b = Builder(SHORT)
         b.prologue()
+        if max((len(tiles) for tiles in senders(plan, self.images)), default=0) > TURNS_FROM:
+            b.take_turns()
         if passes > 1:
             b.begin_passes([layer.size_bytes for layer in (*inputs, *outputs)])
         receive_inputs(b, plan, {x.name: x.size_bytes for x in inputs})
@@ -172,7 +183,7 @@ class NetworkProgram:
         for stage in plan.stages:
             self._stage(b, stage, exchanged)
             exchanged.discard(plan.roots[stage.output][0])  # a part that is written later has to be exchanged, too
-        b.barrier()
+        b.separate()
         for index, name in enumerate(plan.network.outputs):
             send_output(b, plan, name, self.images, index)
         if passes > 1:
@@ -211,7 +222,9 @@ class NetworkProgram:
         exchanged |= new
         read = {plan.roots[name][0] for name in stage.inputs}
         if isinstance(stage, Conv | Multiply) or new or collects(plan, stage) or read & {*plan.network.inputs}:
-            b.barrier()
+            b.separate()
+        if stage.output in wide.streamed:
+            b.handshake()  # what comes from the host waits for nobody
 
         def exchange() -> None:
             for root in sorted(new):

@@ -58,16 +58,16 @@ def gather(b: Builder, plan: Plan, stage: Stage) -> None:
         sig_dst=1,
         pack_level=len(nest),
     )
-    for tile in senders:
+    sent: dict[int, int] = {}
+    for tile, turn in zip(senders, b.turns(senders), strict=True):
+        sent[turn] = sent.get(turn, 0) | 1 << tile
+    for turn, mask in sent.items():
         b.emit(
             isa.RingSend,
-            tile_mask=1 << tile,
+            tile_mask=mask,
             src=Walk(fifo, [1], [packets]),
             sig_ring=1,
-            waits=[
-                Wait(TileCounter.RING_PRODUCER_A, b.count(TileCounter.RING_PRODUCER_A, 1 << tile), level=1),
-                Wait(TileCounter.NARROW_TO_WIDE, ready, level=1),
-            ],
+            waits=[Wait(TileCounter.RING_PRODUCER_A, turn, level=1), Wait(TileCounter.NARROW_TO_WIDE, ready, level=1)],
             dest_mask=ALL_TILES,
         )
     b.drain()

@@ -5,16 +5,15 @@ from __future__ import annotations
 from math import prod
 
 from coral import isa
-from coral.codegen.builder import N2W_UNIT, Builder
+from coral.codegen.builder import MESH_UNITS, N2W_UNIT, Builder
 from coral.codegen.machine import GROUP, ROW_UNITS, WORD_BYTES
 from coral.codegen.network.emit import levels, output_stage, placed
 from coral.codegen.network.graph import MaxPool
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import Level, merge
 from coral.codegen.network.scratch import FIXED_ROW, pool_shape
-from coral.isa import FenceUnit, Walk
+from coral.isa import Walk
 
-MESH_UNITS = sum(1 << u for u in (FenceUnit.MESH_SOUTH, FenceUnit.MESH_WEST, FenceUnit.MESH_NORTH, FenceUnit.MESH_EAST))
 Box = tuple[tuple[int, int], tuple[int, int]]
 """Rows and columns of the whole tensor, ends excluded."""
 

@@ -155,7 +155,7 @@ def send(b: Builder, name: str, index: int, parts: Sequence[Send]) -> None:
     b.output_dma(sum(sent_bytes(words) for _, words in parts))
     for tile, words in parts:
         blocks.outfeed(b, sent_bytes(words))
-        blocks.ring_send(b, tile, words.steps * WORD_BYTES)
+        blocks.ring_send(b, 1 << tile, words.steps * WORD_BYTES)
     b.output_wait()
 
 

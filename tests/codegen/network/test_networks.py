@@ -194,7 +194,7 @@ def test_passes_over_images_that_do_not_fit_together():
     assert p.execution.hint_pattern() == "IAO2AO2AO2!"
     once = nw.NetworkProgram(m.network(a, b), batch=16, grid=nw.Grid(1, 1))
     words = [len(program.execution.bitstreams[0].data) // 16 for program in (p, once)]
-    assert words[0] - words[1] <= 16
+    assert words[0] - words[1] <= 16 + 18  # tiles take turns again
     check(p, m.images(35))
 
 
