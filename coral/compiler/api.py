@@ -118,6 +118,7 @@ def check_model(name: str, graph: Graph) -> None:
 def _partitioned(name: str, model: Model, batch: int) -> Partition:
     check_model(name, model.main)
     graph = rebatched(model.main, batch)
+    check_model(f"{name} with batch {batch}", graph)
     if any(op.name == CUSTOM_CODE for op in graph.operators):
         raise CompileError(f"{name} is compiled already: it holds the operator {CUSTOM_CODE!r}")
     found = partition(graph, unique_names(graph), images_of(graph))

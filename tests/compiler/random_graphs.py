@@ -23,6 +23,9 @@ OPTIONS = {
 }  # fmt: skip
 
 
+VERSIONS = {"CONV_2D": 3, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 4, "TRANSPOSE_CONV": 3, "RESIZE_BILINEAR": 3,
+            "RESIZE_NEAREST_NEIGHBOR": 3, "RESHAPE": 1, "HARD_SWISH": 1}  # fmt: skip
+"""Of the operators on int8, where not 2."""
 KINDS = ["conv", "conv", "depthwise", "dense", "pool", "pool", "sum", "sum", "sum", "unary", "unary", "mean", "reshape",
          "pad", "concat", "split", "slice", "transpose_conv", "folded", "softmax", "odd"]  # fmt: skip
 MORE_KINDS = [*KINDS, "excite", "excite", "broadcast", "from_constant", "dilated", "border", "border", "resize",
@@ -71,7 +74,7 @@ class Grower:
         return len(self.tensors) - 1
 
     def op(self, name: str, inputs: list[int], outputs: list[int], **options: Any) -> None:
-        version = 1 if self.dtype == "u1" else 3
+        version = 1 if self.dtype == "u1" else VERSIONS.get(name, 2)
         self.operators.append(Operator(name, tuple(inputs), tuple(outputs), options, (), None, OPTIONS[name], version))
         self.open += outputs
 

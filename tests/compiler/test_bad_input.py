@@ -86,6 +86,9 @@ def test_models_that_need_too_much_memory():
     graph = chain([tensor("x", (1, 4)), tensor("huge", (1, 30000, 20000))], "RELU")
     with pytest.raises(CompileError, match=r"needs 600 MB .* limit is 300 MB; the largest is 'huge'"):
         compiled(graph)
+    graph = chain([tensor("x", (1, 4)), tensor("y", (1, 5000, 1000))], "RELU")
+    with pytest.raises(CompileError, match=r"with batch 100 needs 500 MB .* limit is 300 MB"):
+        compiled(graph, batch=100)
 
 
 @pytest.mark.parametrize("slow_host", [True, False])

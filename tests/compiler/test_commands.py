@@ -62,6 +62,43 @@ def test_several_models_and_wrong_places(run: Any, corpus: Path, tmp_path: Path)
     assert "cannot write" in run("compile", models[0], "-o", tmp_path / "no" / "x", "--report", "none")[2]
 
 
+def test_the_picture(run: Any, corpus: Path, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="Pillow: pictures are NOT drawn")
+    models = [corpus / "dense" / f"dense_{n}.tflite" for n in (256, 512)]
+    out, picture = tmp_path / "out_edgetpu.tflite", tmp_path / "picture.png"
+    assert run("compile", models[0], "-o", out, "--report", "none", "--picture", picture)[0] == 0
+    with image.open(picture) as drawn:
+        assert drawn.format == "PNG"
+        assert len(drawn.convert("RGB").getcolors(1 << 20)) > 5
+    code, _, error = run("compile", *models, "-o", tmp_path / "both", "--report", "none", "--picture", picture)
+    assert code == 1
+    assert "a picture shows one program" in error
+    code, _, error = run("compile", models[0], "-o", out, "--report", "none", "--picture", tmp_path / "no" / "x.png")
+    assert code == 1
+    assert "x.png" in error.replace("\n", "")
+
+
+@pytest.mark.parametrize("arguments", [["--batch", 0], ["--batch", 1000], ["--clock", "fast"]])
+def test_wrong_options_are_refused_in_a_sentence(run: Any, corpus: Path, tmp_path: Path, arguments: list) -> None:
+    model = corpus / "dense" / "dense_256.tflite"
+    code, _, error = run("compile", model, "-o", tmp_path / "x", *arguments)
+    assert code
+    assert str(arguments[1]) in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "x").exists()
+
+
+def test_wrong_files_are_refused_in_a_sentence(run: Any, corpus: Path, tmp_path: Path) -> None:
+    data = (corpus / "dense" / "dense_256.tflite").read_bytes()
+    for content in (b"", b"TFL3", data[: len(data) // 2], bytes(reversed(data))):
+        path = tmp_path / "model.tflite"
+        path.write_bytes(content)
+        code, _, error = run("compile", path, "-o", tmp_path / "x")
+        assert code == 1
+        assert "Traceback" not in error
+        assert "model.tflite" in error.replace("\n", "") or "TFLite" in error
+
+
 def test_compile_in_python(corpus: Path) -> None:
     source = corpus / "dense" / "dense_256.tflite"
     one = coral.compile(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import coral
+from coral import CoralError
 from coral.apps.direct import DirectChip
 from coral.apps.verify import verify_pair
 from coral.compiler import CompileError, compile_models, load_model
@@ -181,6 +183,13 @@ def test_what_is_not_covered_is_named(tmp_path: Path) -> None:
     other.graph.input[0].type.tensor_type.shape.dim[2].ClearField("dim_value")
     with pytest.raises(CompileError, match="dynamic shape"):
         load_model(other.SerializeToString())
+    rng = np.random.default_rng(5)
+    for _ in range(150):
+        damaged = bytearray(data)
+        for at in rng.integers(0, len(data), 3):
+            damaged[at] = rng.integers(256)
+        with contextlib.suppress(CoralError):
+            compile_models([bytes(damaged)])
     odd = Net((1, 4), 1)
     odd.add("Erf")
     with pytest.raises(CompileError, match=r"'erf0' \(Erf\): Erf is not covered"):
