@@ -11,7 +11,7 @@ from story_models import random_checkpoint
 from coral.apps.stories.chip import ChipEngine, ChipMismatch
 from coral.chip import Chip
 from coral.codegen.transformer import Form
-from coral.driver import open_stick
+from coral.driver import GivenUp, open_stick
 from coral.llm.calibrate import observe, quantise
 from coral.llm.checkpoint import Checkpoint, Config, shapes
 from coral.llm.engine import EngineError
@@ -67,6 +67,43 @@ def test_two_stories_and_another_end(checkpoint, model, form):
             second.step(np.array([3]))
         with pytest.raises(EngineError, match="context of 12"):
             second.step(np.array([3]))
+
+
+@pytest.mark.parametrize("form", [Form(), Form(keep=True, loop=True, logits=True)], ids=["sent", "kept"])
+def test_instructions_go_ahead(checkpoint, model, form):
+    """One program more than inputs is on its way; stories in turn, a fault, another program on the stick, the end."""
+    faults = FaultPlan(Fault(Kind.INSTRUCTIONS, 9, Effect.STALL), Fault(Kind.INPUT, 11, Effect.STALL))
+    with stick(form.keep, fault_plan=faults) as device:
+        engine = ChipEngine("chip", checkpoint, model, device, form, check=True)
+        first, second = engine.session(1), engine.session(1)
+        for session in (first, first, first, second, second, first, first):
+            session.step(np.array([5]))
+        call = device.announce(engine.parts[0].program.execution(1))
+        device.ensure_cached(engine.caching[0])
+        with pytest.raises(GivenUp):
+            call.result()
+        first.step(np.array([7]))
+        first.rewind(3)
+        for _ in range(first.position, CONFIG.context):
+            first.step(np.array([3]))
+        assert engine._ahead is None
+        assert faults.unfired == []
+        assert device.counters.recoveries == 2
+
+
+def test_what_went_ahead_takes_no_time(checkpoint, model):
+    spent = []
+    for ahead in (False, True):
+        with stick(False) as device:
+            engine = ChipEngine("chip", checkpoint, model, device, Form(), ahead=ahead)
+            session = engine.session(1)
+            session.step(np.array([5]))
+            before = engine.usage()
+            session.step(np.array([6]))
+            spent.append(engine.usage().since(before))
+    assert spent[0].calls == spent[1].calls == 1
+    assert spent[0].to_chip_bytes == spent[1].to_chip_bytes
+    assert spent[1].predicted_seconds < spent[0].predicted_seconds
 
 
 def test_caches_are_loaded_again_when_the_stick_forgot(checkpoint, model):

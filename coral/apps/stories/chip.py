@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from coral import CoralError, numerics, timing
 from coral.codegen.transformer import Cache, Form, Token, Transformer, parts, step
 from coral.codegen.transformer.graph import ZERO
 from coral.codegen.transformer.model import logits
-from coral.driver.segments import Prepared, prepare
+from coral.driver import Call, GivenUp, Prepared, prepare
 from coral.llm.calibrate import begin, embed, host_logits
 from coral.llm.checkpoint import Checkpoint
 from coral.llm.engine import EngineError, Usage, Weights, check_rewind, check_step
@@ -31,14 +32,25 @@ class Device(Protocol):
     @property
     def clock_hz(self) -> int: ...
     def run(self, program: Any, inputs: Mapping[str, Any] | None = None) -> dict[str, bytes]: ...
+    def announce(self, program: Any) -> Call: ...
     def ensure_cached(self, caching: Program) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """The program of a position, whose instructions went to the chip at a time while the host still chose the word."""
+
+    position: int
+    call: Call
+    since: float
 
 
 class ChipEngine:
     """A quantised decoder on a stick, one story per session: a program per token, or several whose parameters are sent
     with every token if the model does not fit the chip.
 
-    ``check``: every result is compared with the bit model's. Raises ShapeError if not even a layer fits the form.
+    ``check``: every result is compared with the bit model's. ``ahead``: the next token's instructions are sent before
+    its word is known. Raises ShapeError if not even a layer fits the form.
     """
 
     def __init__(
@@ -50,6 +62,7 @@ class ChipEngine:
         form: Form = Form(),  # noqa: B008
         *,
         check: bool = False,
+        ahead: bool = True,
     ) -> None:
         self.name, self.checkpoint, self.model, self.form = name, checkpoint, model, form
         self.config = replace(checkpoint.config, context=model.geometry.context)
@@ -59,6 +72,8 @@ class ChipEngine:
         self.caching = [part.program.caching() for part in self.parts]
         self.held: tuple[ChipSession, int] | None = None
         """Session and number of positions whose keys and values are on the chip."""
+        self.ahead = ahead and len(self.parts) == 1
+        self._ahead: Ahead | None = None
         self._usage = Usage()
         self._seconds: dict[tuple[str, int, int], float] = {}
         self._prepared: dict[tuple[int, int], Prepared] = {}
@@ -122,29 +137,59 @@ class ChipEngine:
             self._compare(y, x, Cache(cache.keys.copy(), cache.values.copy()), position)
         cache.keys[:, position], cache.values[:, position] = np.concatenate(keys), np.concatenate(values)
         self.held = (session, position + 1)
+        self._announce(position + 1)
         return y
+
+    def _announce(self, position: int) -> None:
+        """Sends the instructions of the next token; a stick that fails now is told when its results are needed."""
+        if not self.ahead or position >= self.config.context:
+            return
+        try:
+            call = self.device.announce(self._prepare(0, position))
+        except CoralError:
+            self.held = None
+        else:
+            self._ahead = Ahead(position, call, time.perf_counter())
+
+    def _prepare(self, number: int, position: int) -> Prepared:
+        if (number, position) not in self._prepared:
+            program = self.parts[number].program.execution(position)
+            self._prepared[number, position] = prepare(program, idempotent=not self.keep)
+        return self._prepared[number, position]
 
     def _token(self, number: int, session: ChipSession, x: np.ndarray, position: int) -> Token:
         """A token in one of the programs."""
         p, cache = self.parts[number].program, self.parts[number].of(session.cache)
+        key, prepared = ("run", number, position), self._prepare(number, position)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            if ahead.position == position and self.held == (session, position) and ahead.call.error is None:
+                self.held = None
+                with suppress(GivenUp):
+                    return p.unpack(position, self._call(key, prepared, p.pack(x, position, cache), ahead))
+            self.held = None  # it runs on zeros and may leave keys of no word
         if self._call(("load", number, 0), self.caching[number], None):
             self.held = None
         if self.keep and self.held != (session, position):
             self._call(("begin", number, position), p.initialise(position), p.pack_caches(cache, position))
         self.held = None
-        if (number, position) not in self._prepared:
-            self._prepared[number, position] = prepare(p.execution(position), idempotent=not self.keep)
-        prepared = self._prepared[number, position]
-        return p.unpack(position, self._call(("run", number, position), prepared, p.pack(x, position, cache)))
+        return p.unpack(position, self._call(key, prepared, p.pack(x, position, cache)))
 
-    def _call(self, key: tuple[str, int, int], prepared: Program | Prepared, data: bytes | None) -> Any:
-        """Run a program, or load the parameters if need be (then: whether it was). ``key``: for its predicted time."""
+    def _call(
+        self, key: tuple[str, int, int], prepared: Program | Prepared, data: bytes | None, ahead: Ahead | None = None
+    ) -> Any:
+        """Run a program, or load the parameters if need be (then: whether it was). ``key``: for its predicted time,
+        from which what travelled ``ahead`` while the host worked is taken off."""
         program = prepared.program if isinstance(prepared, Prepared) else prepared
-        start = time.perf_counter()
-        if data is None:
+        start, hidden = time.perf_counter(), 0.0
+        if ahead is not None and data is not None:
+            outputs: Any = ahead.call.give({"x": data}).result()
+            instructions = sum(len(stream.data) for stream in program.bitstreams)
+            hidden = min(instructions / timing.TO_CHIP_BYTES_PER_S, start - ahead.since)
+        elif data is None:
             if not self.device.ensure_cached(program):
                 return False
-            outputs: Any = True
+            outputs = True
         else:
             outputs = self.device.run(prepared, {"x": data})
         sent, received = timing.call_bytes(program)
@@ -155,7 +200,7 @@ class ChipEngine:
             u.calls + 1,
             u.to_chip_bytes + sent,
             u.from_chip_bytes + received,
-            u.predicted_seconds + self._seconds[key],
+            u.predicted_seconds + self._seconds[key] - hidden,
             u.chip_seconds + spent,
         )
         return outputs
