@@ -153,6 +153,30 @@ class Histories(RuleBasedStateMachine):
             if not overlap:
                 self.take()
 
+    @precondition(lambda self: self.stick is not None and self.cached is not None)
+    @rule(which=st.integers(0, len(PROGRAMS) - 1), give=st.booleans(), overlap=st.booleans())
+    def announce(self, which: int, give: bool, overlap: bool) -> None:
+        """Instructions first, then the inputs; or never, so that whatever comes next gives the program up."""
+        assert self.stick is not None
+        assert self.cached is not None
+        program = PROGRAMS[which].program
+        if program.token != CACHING[self.cached].token or PROGRAMS[which].places:
+            return
+        previous, self.call = self.call, None
+        call = self.timed(lambda: self.stick.announce(PROGRAMS[which]), calls=2)
+        resident = CACHING[self.cached].parameters if self.cached is not None else b""
+        if previous is not None:
+            self.check(previous)
+        if call is None:
+            return
+        if not give:
+            with pytest.raises(driver.DriverError):
+                call.result()
+        elif self.timed(lambda: call.give(inputs_of(program))) is not None:
+            self.call = (call, which, resident)
+            if not overlap:
+                self.take()
+
     def take(self) -> None:
         """Looks at the call that is under way."""
         if self.call is not None:
