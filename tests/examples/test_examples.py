@@ -242,9 +242,13 @@ from tinygrad import Device, Tensor, TinyJit
 from tinygrad.helpers import DEV
 
 Tensor.manual_seed(0)
-widths = tuple(map(int, sys.argv[2].split(",")))
-images = cifar.random(80).train_x[:8]
-model = cifar.SpeedyConvNet(widths)
+widths, steps = tuple(map(int, sys.argv[2].split(","))), int(sys.argv[3])
+data = cifar.random(80)
+images, model = data.train_x[:8], cifar.SpeedyConvNet(widths)
+before = model.groups[2].conv2.weight.numpy()
+if steps:
+    cifar.train(model, data, steps, 16)
+assert (model.groups[2].conv2.weight.numpy() != before).any() == bool(steps)
 quantised = coral.quantize(model, images)
 forward = TinyJit(lambda x: quantised(x).realize())
 for number in range(4):
@@ -266,15 +270,16 @@ np.savez(sys.argv[1], chip=chip, cpu=cpu)
 
 @pytest.mark.skipif(shutil.which("clang") is None, reason="DEV=CPU needs clang: apt-get install clang")
 @pytest.mark.slow
+@pytest.mark.parametrize("steps", [0, 4], ids=["random", "trained"])
 @pytest.mark.parametrize("widths", ["8,16,32", "64,256,512"])
-def test_speedy_conv_net_is_on_the_chip(tmp_path: Path, widths: str) -> None:
+def test_speedy_conv_net_is_on_the_chip(tmp_path: Path, widths: str, steps: int) -> None:
     """Seven convolutions, three pools and the linear layer are chip programs, uploaded once, all resident; CPU's bytes.
 
     GELU stands between them, so they are eight programs and not one.
     """
     out = tmp_path / "scores.npz"
     env = {**os.environ, "MOCKCORAL": "1", "DEV": "CORAL", "NO_COLOR": "1"}
-    command = [sys.executable, "-c", SPEEDY, str(out), widths]
+    command = [sys.executable, "-c", SPEEDY, str(out), widths, str(steps)]
     done = subprocess.run(command, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr
     found = np.load(out)
