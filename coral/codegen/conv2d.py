@@ -172,7 +172,7 @@ class ImageConv:
         b.output_dma(self.result * TILES)
         for tile in range(TILES):
             blocks.outfeed(b, self.result)
-            blocks.ring_send(b, tile, self.result)
+            blocks.ring_send(b, 1 << tile, self.result)
         b.output_wait(parameters=True)
         b.epilogue()
         return b.finish()

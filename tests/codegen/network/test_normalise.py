@@ -70,3 +70,10 @@ def test_parts_and_slices(cls):
     other = m.layer(nw.Conv, 6, source=source)
     m.concatenate([part, other] if cls is nw.Softmax else [other, part])
     check(nw.NetworkProgram(m.network(), grid=nw.Grid(4, 4)), m.images(1), seed=7)
+
+
+@pytest.mark.slow
+def test_softmax_of_as_many_channels_as_a_tensor_has():
+    m = Maker(9, 1, 1, 8192)
+    m.normalise(nw.Softmax, 0.01)
+    check(nw.NetworkProgram(m.network()), m.images(1), seed=9)
