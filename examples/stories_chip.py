@@ -22,10 +22,12 @@ def main() -> None:
     model, engine = opened(options, 1)
     if isinstance(engine, ChipEngine):
         engine.check = not options.unchecked
-        form, (stream,) = engine.program.form, engine.program.execution(1).bitstreams
+        programs = [part.program for part in engine.parts]
+        sent = sum(len(stream.data) for program in programs for stream in program.execution(1).bitstreams)
+        form = programs[0].form
         kept = "kept on the chip" if form.keep else "sent with every call"
         layers = "a loop" if form.loop else "unrolled"
-        console.print(f"keys and values {kept}, layers {layers}, {len(stream.data):,} bytes of instructions per token")
+        console.print(f"keys and values {kept}, layers {layers}, {sent:,} bytes of instructions per token")
     tell(options, model, engine)
     if isinstance(engine, ChipEngine) and engine.check:
         console.print("every result was that of the bit model")
