@@ -45,6 +45,7 @@ class NetworkLayout:
                     grid=self._known.grid,
                     base_rows=base_rows,
                     top=TOP_ROW,
+                    piece_rows=None,
                     stream=self._stream,
                 )
             except ShapeError as error:

@@ -76,7 +76,7 @@ class NetworkProgram:
         grid: Grid | None = None,
         base_rows: tuple[int | None, ...] = (0,) * TILES,
         top: int = 0,
-        piece_rows: int = PIECE_ROWS,
+        piece_rows: int | None = PIECE_ROWS,
         own_input: bool = False,
         stream: bool = False,
     ) -> None:

@@ -19,8 +19,8 @@ LEAST_FILL, ROOM_STEP = 16, 64
 """Steps between two visits of the partial sums, if room can be had; rows by which a FIFO grows to get it."""
 DIFFERENCE = Add((), "", (0.0, 0.0), (1, -1))
 """Weights of a difference."""
-PIECE_ROWS = 300
-"""Weights of a layer longer than this are cut into pieces on several tiles."""
+PIECE_ROWS, LEAST_PIECE_ROWS = 300, 100
+"""Weights of a layer longer than this are cut into pieces on several tiles; no cut makes pieces smaller than that."""
 FIFO_ROWS, SPARE_ROWS = 256, 64
 """Rows of a tile that stay free of weights if some are streamed: at most, at least."""
 
@@ -75,8 +75,9 @@ class Wide:
     """Places of all parameters of a network and the rows it overwrites.
 
     ``base_rows``: first free row on every tile, None where no weights may lie. ``top``: no FIFO reaches below this row
-    if that can be avoided. Layers of more than ``piece_rows`` rows are cut. ``stream``: layers that do not fit come
-    from the host at every call.
+    if that can be avoided. Layers of more than ``piece_rows`` rows are cut; None: such that all tiles get about as
+    much, if there are constants, which begin above the fullest tile. ``stream``: layers that do not fit come from the
+    host at every call.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Wide:
         plan: Plan,
         base_rows: tuple[int | None, ...] = (0,) * TILES,
         top: int = 0,
-        piece_rows: int = PIECE_ROWS,
+        piece_rows: int | None = PIECE_ROWS,
         *,
         stream: bool = False,
     ) -> None:
@@ -192,8 +193,9 @@ class Wide:
     def _place(self, rows: dict[str, np.ndarray], fill: dict[int, int]) -> dict[str, list[Piece]]:
         pieces: dict[str, list[Piece]] = {name: [] for name in rows}
         cuts = []
+        piece_rows = self.piece_rows or (even_rows([*map(len, rows.values())]) if self.constants else PIECE_ROWS)
         for name, data in rows.items():
-            count = 1 if self.products[name].relay else ceil_div(len(data), self.piece_rows)
+            count = 1 if self.products[name].relay else ceil_div(len(data), piece_rows)
             edges = [len(data) * k // count for k in range(count + 1)]
             cuts += [(b - a, name, a) for a, b in pairwise(edges)]
         for size, name, first in sorted(cuts, key=lambda cut: -cut[0]):
@@ -229,6 +231,13 @@ class Wide:
             f"layer {name!r}: {p.steps} weight rows per group and {p.count} partial sums do not fit the "
             f"{WIDE_ROWS - self.used} rows above the parameters"
         )
+
+
+def even_rows(layers: list[int]) -> int:
+    """Rows of pieces of which all tiles get one, if they are neither tiny nor large."""
+    least = min(max(ceil_div(sum(layers), TILES), LEAST_PIECE_ROWS), PIECE_ROWS)
+    fitting = (p for p in range(least, PIECE_ROWS) if sum(ceil_div(n, p) for n in layers) <= TILES)
+    return next(fitting, PIECE_ROWS)
 
 
 def identity_rows(columns: int = WORD_BYTES) -> np.ndarray:
