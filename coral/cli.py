@@ -49,7 +49,7 @@ Checkpoint = Annotated[
 ]
 Sha256 = Annotated[str, typer.Option(metavar="HEX", help="The checkpoint's sha256; another file is refused.")]
 TokenizerFile = Annotated[Path | None, typer.Option(dir_okay=False, help="Its tokenizer.bin.")]
-ENGINE = "float: on the host. matmul: matrix products on the chip. chip: a token is one program. bits: that in NumPy."
+ENGINE = "float: on the host. matmul, blocks: products on the chip. chip: a token is one program. bits: that in NumPy."
 INPUTS = "One .npy, .npz or image per input, in order; or one .npz."
 BREAK = "Stop where the instruction of this sequence number begins, and show counters and units."
 

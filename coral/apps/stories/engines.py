@@ -36,6 +36,8 @@ ENGINES = ("float", "matmul", "blocks", "chip", "bits")
 """float: all on the host. matmul: every matrix product a uint8 layer, on the chip where the device has one. blocks:
 the same in fewer calls, the feed-forward part as one. chip: a token is one program of the chip. bits: the chip's
 arithmetic of that program, in NumPy on the host."""
+AHEAD_VARIABLE = "CORAL_AHEAD"
+"""0: engine chip sends nothing of a token's program before its word is known."""
 CHIP_VOCABULARY = 1024
 """Up to so many words the classifier is part of the token's program; above, it is float on the host."""
 ROOT = Path(__file__).resolve().parents[3]
@@ -112,7 +114,8 @@ def _whole(name: str, model: Model, place: str) -> Engine:
         raise StoriesError(f"engine 'chip' needs a stick or the simulated one, not {place}; 'bits' computes the same")
     kind = "sim" if _simulated(place) else "usb"
     form = confirmed_form(decoder, logits=classifier, simulated=kind == "sim")
-    engine = ChipEngine(name, ck, decoder, shared_stick(kind, int(place.partition(":")[2] or 0)), form)
+    stick = shared_stick(kind, int(place.partition(":")[2] or 0))
+    engine = ChipEngine(name, ck, decoder, stick, form, ahead=os.environ.get(AHEAD_VARIABLE) != "0")
     if engine.streamed_bytes or engine.config != ck.config:
         warnings.warn(
             f"{model.name}: {len(engine.parts)} programs per token, {engine.streamed_bytes:,} bytes of parameters sent "
