@@ -89,7 +89,9 @@ class Row:
         elif a[0].values() != b[0].values():
             loops = [[getattr(i, f"loop_cnt{k}") + 1 for k in range(5)] for i in (a[0], b[0])]
             found.append("other order of loops" if loops[0] != loops[1] else "other addresses, walks or thresholds")
-        if self.google.fences != self.ours.fences:
+        if list(map(type, self.google.body)) == list(map(type, self.ours.body)):
+            found.append("the same instructions in the same order")
+        elif self.google.fences != self.ours.fences:
             found.append(f"{self.google.fences} fences, ours {self.ours.fences}")
         return "; ".join(found)
 

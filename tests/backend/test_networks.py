@@ -105,6 +105,14 @@ def test_means_over_whole_maps(coral_device, cpu: str, monkeypatch: pytest.Monke
     check(b.network, cpu)
 
 
+@pytest.mark.slow
+def test_a_mean_that_tinygrad_splits(coral_device, cpu: str) -> None:
+    """32,768 terms are two kernels: the host's, unless the network is compiled as a whole; the same bytes anyway."""
+    b = Builder(1, 1, 3, 256, 128)
+    b.average_pool((256, 128), (1, 1))
+    assert np.array_equal(b.network.answer("CORAL"), b.network.answer(cpu))
+
+
 def test_a_closed_stick_is_opened_again(coral_device, small_network: tuple[QuantisedNetwork, np.ndarray]) -> None:
     network, answer = small_network
     first = coral_device.chip

@@ -127,6 +127,7 @@ def _grouped(matrix: np.ndarray, bias: np.ndarray, scale: np.ndarray | None, w_z
     groups, width = ceil_div(n, GROUP), min(GROUP, round_up(n, WORD_BYTES))
     padded = np.full((groups * width, round_up(size, WORD_BYTES)), w_zp, np.uint8)
     padded[:n, :size] = matrix
+    padded[round_up(n, WORD_BYTES) :] = 0  # columns that no op computes
     weights = padded.reshape(groups, width, -1, WORD_BYTES).transpose(0, 2, 1, 3)
 
     def header(row: np.ndarray, fill: float) -> np.ndarray:
