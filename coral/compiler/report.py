@@ -107,7 +107,7 @@ def _costs(segment: Segment, program: nw.NetworkProgram) -> dict[int, tuple[int,
     for stage in plan.stages:
         number = made_by.get(stage.output, -1)
         tiles, cycles, weights = found.get(number, (0, 0.0, 0))
-        mask = plan.spread_tiles(stage.output) if stage.output in plan.spread else plan.mask(plan.active(stage.output))
+        mask = plan.spread_tiles(stage.output) if stage.output in plan.spread else plan.working(stage.output)
         cycles += stage_cycles(plan, stage) * program.passes
         weights += stage.weights.nbytes if isinstance(stage, nw.Conv) else 0
         found[number] = max(tiles, mask.bit_count()), cycles, weights

@@ -23,6 +23,7 @@ from coral.codegen.network.graph import (
     Stage,
 )
 from coral.codegen.network.layout import TooLarge, rewritten
+from coral.codegen.network.places import gathered_bytes, gathered_tiles, shared
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.steps import depthwise_steps, step_cost
 from coral.codegen.network.tiling import SIDES, Grid
@@ -36,6 +37,10 @@ def stage_cycles(plan: Plan, stage: Stage) -> float:
     if isinstance(stage, Concatenate | Interleave | Slice):
         return 0.0
     name, words = stage.output, plan.channels(stage.inputs[0]) // WORD_BYTES
+    moved = 0
+    if shared(plan, stage):
+        moved = gathered_bytes(plan, stage) * len(gathered_tiles(plan, stage)) // WORD_BYTES
+        words = ceil_div(plan.tensors[stage.inputs[0]].c, WORD_BYTES)
     if name in plan.spread:
         steps = plan.tensors[stage.inputs[0]].size // WORD_BYTES if isinstance(stage, Dense) else 1
         return STAGE_CYCLES + steps * plan.spread[name] * step_cost(GROUP)
@@ -51,7 +56,7 @@ def stage_cycles(plan: Plan, stage: Stage) -> float:
         row_words = plan.packed_words(stage, pack) if name in plan.packing else words * stage.window.kernel[1]
         full, rest = divmod(pack * plan.channels(name), GROUP)
         width = full * step_cost(GROUP) + step_cost(rest)
-        cycles = positions / pack * row_words * stage.window.kernel[0] * width
+        cycles = positions / pack * row_words * stage.window.kernel[0] * width + moved
     elif isinstance(stage, MaxPool):
         groups = ceil_div(plan.tensors[name].c, GROUP)
         cycles = positions * taps * groups * step_cost(min(GROUP, plan.channels(name)))

@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 from coral import isa
 from coral.codegen import blocks
-from coral.codegen.builder import Builder
+from coral.codegen.builder import ALL_SCALAR_UNITS, Builder
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import BIAS_ENTRY, ROW_UNITS, ROW_WORDS, SCALAR_CORE, WORD_BYTES, ceil_div, round_up
 from coral.codegen.network.graph import Conv, Stage
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import MAX_LOOP, Level, Product, merge
-from coral.codegen.network.wide import Fifo, Piece, Wide
+from coral.codegen.network.wide import Fifo, Piece, Wide, share_name
 from coral.isa import ScalarCounter, TileCounter, Wait, Walk
 
 """Staging units of a packet of streamed weights: one row."""
+RELAY_COUNTERS = 1 << ScalarCounter.SCALAR_INFEED | 1 << ScalarCounter.RING_OUTFEED
 Placed = dict[int, int]
 """Input address -> tiles that begin there."""
 
@@ -27,7 +28,7 @@ def placed(plan: Plan, stage: Stage, name: str) -> Placed:
     found: Placed = {}
     for part in plan.active(stage.output):
         address = plan.window_address(name, stage, part)
-        found[address] = found.get(address, 0) | plan.grid.mask(*part)
+        found[address] = found.get(address, 0) | plan.grid_of(stage.output).mask(*part)
     return found
 
 
@@ -144,7 +145,7 @@ def _relay(b: Builder, p: Product, piece: Piece, tiles: int) -> None:
 def layer(b: Builder, plan: Plan, wide: Wide, stage: Conv, exchange: Callable[[], None]) -> None:
     """A layer with broadcast weights; ``exchange`` brings the halo while the weights are on their way."""
     p, fifo = wide.products[stage.output], wide.fifos[stage.output]
-    tiles = plan.mask(plan.active(stage.output))
+    tiles = plan.working(stage.output)
     streamed = wide.streamed.get(stage.output)
     arrived = TileCounter.RING_READ_A if p.relay or streamed else TileCounter.RING_READ_B
     receive_weights(b, p, fifo, tiles, arrived)
@@ -153,8 +154,12 @@ def layer(b: Builder, plan: Plan, wide: Wide, stage: Conv, exchange: Callable[[]
         product_op(b, p, stage, plan, fifo, x, plan.own(stage.output), same, arrived)
     if streamed:
         stream(b, len(streamed), tiles)
-    else:
-        broadcast(b, p, wide.pieces[stage.output], tiles)
+        return
+    for share in range(plan.shares(stage.output)):
+        if share and p.relay:  # a fence may set counters before it waits
+            b.scalar_fence(idle=ALL_SCALAR_UNITS)
+            b.scalar_fence(idle=ALL_SCALAR_UNITS, ctr_mask=RELAY_COUNTERS)
+        broadcast(b, p, wide.pieces[share_name(stage.output, share)], tiles & plan.share_tiles(stage.output, share))
 
 
 def product_op(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import gcd, lcm, prod
 
 from coral.codegen.errors import ShapeError
-from coral.codegen.machine import GROUP, TILES, WORD_BYTES, ceil_div, mask_of, round_up
+from coral.codegen.machine import ALL_TILES, GROUP, TILES, WORD_BYTES, ceil_div, mask_of, round_up
 from coral.codegen.network.bands import Group, banded
 from coral.codegen.network.graph import (
     Add,
@@ -30,10 +30,10 @@ from coral.codegen.network.graph import (
     Tensor,
 )
 from coral.codegen.network.lower import lowered
-from coral.codegen.network.places import summed
+from coral.codegen.network.places import shared, summed
 from coral.codegen.network.rewrite import with_copies, with_dense_layers, with_padded_inputs
 from coral.codegen.network.steps import BLOB_ROWS, MAX_BLOCK, depthwise_rows, depthwise_steps, step_cost
-from coral.codegen.network.tiling import Doubling, Grid, Halo, Reach, Split
+from coral.codegen.network.tiling import Doubling, Grid, Halo, Reach, Region, Split
 
 MAX_PACK = 8
 MAX_LOOP = 1 << 14
@@ -64,9 +64,17 @@ class Layout:
     """
 
     def __init__(
-        self, network: Network, grid: Grid, images: int, *, own_input: bool = False, groups: tuple[Group, ...] = ()
+        self,
+        network: Network,
+        grid: Grid,
+        images: int,
+        *,
+        own_input: bool = False,
+        groups: tuple[Group, ...] = (),
+        region: Region | None = None,
     ) -> None:
-        self.own_input, self.grid, self.images, self.groups = own_input, grid, images, groups
+        self.own_input, self.grid, self.images, self.groups, self.region = own_input, grid, images, groups, region
+        self.source = network
         self.network, self.bands = banded(rewritten(network, grid, images, own_input=own_input), grid, groups)
         self.tensors, self.stages = self.network.tensors, self.network.stages
         self.roots = self._roots()
@@ -133,6 +141,8 @@ class Layout:
         rows, columns = self._split(y)
         if any(self._split(self.tensors[r.output]) != (rows, columns) for r in readers):
             return (1, 1)
+        if any(self.grid_of(r.output) != self.grid_of(y.name) for r in readers):
+            return (1, 1)
         extents = rows.extent, columns.extent
         choices = [
             (by, bx)
@@ -154,13 +164,13 @@ class Layout:
             step, _, whole = self.lattices[tensor.name]
             extents = [split.extent // s for split, s in zip(self._split(self.tensors[whole]), step, strict=True)]
             return Split(tensor.y, self.grid.rows, extents[0]), Split(tensor.x, self.grid.columns, extents[1])
-        root = self.roots[tensor.name][0]
+        root, grid = self.roots[tensor.name][0], self.grid_of(tensor.name)
         steps = [step for step, _, whole in self.lattices.values() if self.roots[whole][0] == root]
         down, across = lcm(*(y for y, _ in steps)), lcm(*(x for _, x in steps))
-        rows = Split.of(tensor.y, self.grid.rows, down)
+        rows = Split.of(tensor.y, grid.rows, down)
         packed = next((s for s in self.stages if s.output == tensor.name and self.is_packed(s)), None)
         multiple = self.pack_of(packed) if packed is not None else 1
-        columns = Split.of(tensor.x, self.grid.columns, lcm(multiple, across))
+        columns = Split.of(tensor.x, grid.columns, lcm(multiple, across))
         if tensor.name in self.network.inputs and not (self.own_input and tensor.c % WORD_BYTES == 0):
             readers = [s for s in self.network.readers(tensor.name) if not isinstance(s, Dense)]
             sent = any(self.roots[name][0] == tensor.name for name in self.network.outputs)
@@ -212,7 +222,8 @@ class Layout:
         packing = {}
         for stage in self.stages:
             name = stage.output
-            if type(stage) is Conv and not (set(stage.inputs) & set(self.blocking)) and name not in self.spread:
+            blocked = set(stage.inputs) & set(self.blocking)
+            if type(stage) is Conv and not blocked and name not in self.spread and self.shares(name) == 1:
                 pack = self.pack_of(stage)
                 if self.is_packed(stage) or (pack > 1 and not self._beside_a_part(name)):
                     packing[name] = pack
@@ -253,6 +264,8 @@ class Layout:
             for stage in self.stages:
                 if isinstance(stage, Concatenate | Slice | Dense | Interleave) or stage.output in self.summed:
                     continue
+                if shared(self, stage):
+                    continue
                 if any(self.roots[name][0] == root for name in stage.inputs):
                     reaches.append(self.reach(stage, axis))
             if any(self.roots[name][0] == root for name in self.network.outputs):
@@ -281,7 +294,25 @@ class Layout:
     def active(self, name: str) -> list[tuple[int, int]]:
         """Blocks of the grid that hold at least one real position of a tensor."""
         rows, columns = self.splits[name]
-        return [(r, c) for r, c in self.grid.blocks() if rows.real(r) and columns.real(c)]
+        return [(r, c) for r, c in self.grid_of(name).blocks() if rows.real(r) and columns.real(c)]
+
+    def grid_of(self, name: str) -> Grid:
+        """The grid that a tensor is cut for."""
+        return self.region.grid if self.region is not None and name in self.region.names else self.grid
+
+    def shares(self, name: str) -> int:
+        """Among how many tiles the channels of every position are divided."""
+        return self.grid_of(name).slots if self.region is not None and name in self.region.names else 1
+
+    def share_tiles(self, name: str, share: int) -> int:
+        """The tiles that hold a share of the channels; all of them where channels are not divided."""
+        grid = self.grid_of(name)
+        return mask_of(grid.tile(share, *part) for part in grid.blocks()) if self.shares(name) > 1 else ALL_TILES
+
+    def working(self, name: str) -> int:
+        """The tiles that hold at least one real position of a tensor."""
+        parts, grid = self.active(name), self.grid_of(name)
+        return ALL_TILES if len(parts) == grid.rows * grid.columns else sum(grid.mask(*part) for part in parts)
 
     def reach(self, stage: Stage, axis: int) -> Reach:
         """The windows of a stage along an axis."""
@@ -291,5 +322,5 @@ class Layout:
         return Reach(w.extent[axis], w.stride[axis], w.pad[axis], self.splits[stage.output][axis])
 
     def channels(self, name: str) -> int:
-        """Bytes of a position's channels, padded to whole words."""
-        return round_up(self.tensors[name].c, WORD_BYTES)
+        """Bytes of a position's channels on a tile, padded to whole words."""
+        return round_up(self.tensors[name].c // self.shares(name), WORD_BYTES)

@@ -24,7 +24,10 @@ def mean(b: Builder, plan: Plan, wide: Wide, stage: AveragePool) -> None:
             b.separate()
         _sums(b, plan, wide, stage, image)
         gather(b, plan, stage)
-        _total(b, plan, stage, image)
+        for share in range(plan.shares(stage.inputs[0])):
+            if share:
+                b.drain()
+            _total(b, plan, stage, image, share)
 
 
 def _sums(b: Builder, plan: Plan, wide: Wide, stage: AveragePool, image: int) -> None:
@@ -38,7 +41,7 @@ def _sums(b: Builder, plan: Plan, wide: Wide, stage: AveragePool, image: int) ->
         shapes: dict[tuple[int, int], int] = {}
         for r, c in plan.active(name):
             key = min(max(rows.real(r) - index * high, 0), high), columns.real(c)
-            shapes[key] = shapes.get(key, 0) | plan.grid.mask(r, c)
+            shapes[key] = shapes.get(key, 0) | plan.grid_of(name).mask(r, c)
         for (down, across), tiles in shapes.items():
             if not down:
                 continue
@@ -66,11 +69,11 @@ def _sums(b: Builder, plan: Plan, wide: Wide, stage: AveragePool, image: int) ->
     b.drain()
 
 
-def _total(b: Builder, plan: Plan, stage: AveragePool, image: int) -> None:
+def _total(b: Builder, plan: Plan, stage: AveragePool, image: int, share: int) -> None:
     """Two sums of 64 channels side by side in a row; all rows added up, less the zero points."""
-    x, size = plan.tensors[stage.inputs[0]], plan.channels(stage.output)
-    tiles, source = plan.mask(plan.active(stage.output)), plan.own(gathered(stage))
-    count = sums_shape(plan, stage)[1] * len(gathered_tiles(plan, stage))
+    x, size, tiles = plan.tensors[stage.inputs[0]], plan.channels(stage.inputs[0]), plan.working(stage.output)
+    count = sums_shape(plan, stage)[1] * len(gathered_tiles(plan, stage)) // plan.shares(x.name)
+    source = plan.own(gathered(stage)) + 2 * size * count * share
     pairs, groups, stride = ceil_div(count, 2), ceil_div(size, GROUP), size // 2
     if count % 2:
         fill(b, tiles, source + 2 * size * count, 2 * size)
@@ -96,7 +99,7 @@ def _total(b: Builder, plan: Plan, stage: AveragePool, image: int) -> None:
         tile_mask=tiles,
         loops=loops,
         out=Walk(
-            plan.own(stage.output) + image * plan.blocks[stage.output].image,
+            plan.own(stage.output) + image * plan.blocks[stage.output].image + size * share,
             [WORD_BYTES, GROUP],
             [words // 2, groups],
             **short,

@@ -82,7 +82,7 @@ def normalise(b: Builder, plan: Plan, wide: Wide, stage: Softmax | L2Normalise) 
     """Chunk after chunk; a vector that is cut over all tiles is collected first."""
     if stage.inputs[0] in plan.spread:
         gather(b, plan, stage)
-        starts = {plan.own(gathered(stage)): plan.mask(plan.active(stage.output))}
+        starts = {plan.own(gathered(stage)): plan.working(stage.output)}
     else:
         starts = placed(plan, stage, stage.inputs[0])
     for chunk in chunks(plan, stage):

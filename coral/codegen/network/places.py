@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from coral.codegen.machine import GROUP, WORD_BYTES, ceil_div
-from coral.codegen.network.graph import AveragePool, Dense, L2Normalise, Multiply, Softmax, Stage
+from coral.codegen.network.graph import AveragePool, Conv, Dense, L2Normalise, Multiply, Softmax, Stage
 from coral.codegen.network.steps import chunk_shape
 
 if TYPE_CHECKING:
@@ -44,9 +44,14 @@ def collects(plan: Plan, stage: Stage) -> bool:
     """Whether a stage needs all tiles' parts of its input, or sums of them, on every tile that works."""
     if isinstance(stage, Dense):
         return stage.output in plan.spread and stage.inputs[0] not in plan.network.inputs
-    if stage.output in plan.summed:
+    if stage.output in plan.summed or shared(plan, stage):
         return True
     return isinstance(stage, Softmax | L2Normalise) and stage.inputs[0] in plan.spread
+
+
+def shared(plan: Layout, stage: Stage) -> bool:
+    """Whether a stage needs all channels of its positions, which several tiles hold."""
+    return type(stage) is Conv and plan.shares(stage.output) > 1
 
 
 def summed(plan: Layout) -> set[str]:
@@ -60,7 +65,8 @@ def summed(plan: Layout) -> set[str]:
                 *plan.spread,
                 *plan.bands,
             }
-            if whole and inside and len(plan.active(x.name)) > 1 and plan.splits[x.name][1].extent <= MAX_SUMMED:
+            several = len(plan.active(x.name)) > 1 or plan.shares(x.name) > 1
+            if whole and inside and several and plan.splits[x.name][1].extent <= MAX_SUMMED:
                 found.add(y.name)
     return found
 
@@ -88,7 +94,7 @@ def factors(stage: Stage) -> str:
 
 
 def gathered_bytes(plan: Plan, stage: Stage) -> int:
-    """Bytes that every tile sends when a stage's input, or sums of it, are collected on all tiles."""
+    """Bytes that every tile sends when a stage's input, or sums of it, are collected."""
     (name,) = stage.inputs
     if name in plan.spread:
         return GROUP * plan.spread[name]
@@ -99,8 +105,11 @@ def gathered_bytes(plan: Plan, stage: Stage) -> int:
 
 
 def gathered_tiles(plan: Plan, stage: Stage) -> list[int]:
-    """Tiles that send, in the order of their pieces."""
+    """Tiles that send, in the order of their pieces; those of the first block where every block collects its own."""
     (name,) = stage.inputs
+    if plan.shares(name) > 1:
+        grid, parts = plan.grid_of(name), plan.active(name) if stage.output in plan.summed else [(0, 0)]
+        return [grid.tile(slot, *part) for slot in range(grid.slots) for part in parts]
     if name in plan.spread:
         return list(range(ceil_div(plan.tensors[name].c, GROUP * plan.spread[name])))
     return [plan.grid.tile(0, *part) for part in plan.active(name)]

@@ -10,7 +10,7 @@ from itertools import product
 from math import gcd
 
 from coral.codegen.errors import ShapeError
-from coral.codegen.machine import ALL_TILES, GROUP, WORD_BYTES, ceil_div, round_up
+from coral.codegen.machine import GROUP, WORD_BYTES, ceil_div, round_up
 from coral.codegen.network.bands import Group
 from coral.codegen.network.graph import (
     Add,
@@ -25,8 +25,8 @@ from coral.codegen.network.graph import (
     Stage,
 )
 from coral.codegen.network.layout import Layout, TooLarge
-from coral.codegen.network.places import temporaries
-from coral.codegen.network.tiling import Grid, before_doubled
+from coral.codegen.network.places import gathered, shared, temporaries
+from coral.codegen.network.tiling import Grid, Region, before_doubled
 
 NARROW_BYTES = 192 * 1024
 
@@ -71,13 +71,21 @@ class Plan(Layout):
     """Geometry of a network on a grid of tiles, ``images`` per tile one behind the other.
 
     ``own_input``: tiles keep their own positions of the input only, and exchange halos like those of any other tensor;
-    otherwise they keep all rows that they need at full width. ``groups`` are computed band by band.
+    otherwise they keep all rows that they need at full width. ``groups`` are computed band by band, the channels of
+    ``region`` are divided among tiles.
     """
 
     def __init__(
-        self, network: Network, grid: Grid, images: int, *, own_input: bool = False, groups: tuple[Group, ...] = ()
+        self,
+        network: Network,
+        grid: Grid,
+        images: int,
+        *,
+        own_input: bool = False,
+        groups: tuple[Group, ...] = (),
+        region: Region | None = None,
     ) -> None:
-        super().__init__(network, grid, images, own_input=own_input, groups=groups)
+        super().__init__(network, grid, images, own_input=own_input, groups=groups, region=region)
         self.blocks, self.narrow_bytes = self._allocate()
 
     # narrow memory
@@ -141,7 +149,7 @@ class Plan(Layout):
         if root in self.network.inputs and not self.own_input:
             return self._band(root)
         inner = self.blocking.get(root, (1, 1))
-        position = t.c if root in self.network.inputs else round_up(t.c, WORD_BYTES)
+        position = t.c if root in self.network.inputs else self.channels(root)
         row = position * columns.total
         first = rows.before * row + columns.before * position
         return Block(first, position, row, row * rows.total, inner)
@@ -211,15 +219,16 @@ class Plan(Layout):
         """Byte address of the first own position, the same on every tile."""
         return self.blocks[name].address
 
-    def mask(self, parts: list[tuple[int, int]]) -> int:
-        """The tiles of some blocks of the grid."""
-        if len(parts) == self.grid.rows * self.grid.columns:
-            return ALL_TILES
-        return sum(self.grid.mask(*part) for part in parts)
-
     def window_address(self, name: str, stage: Stage, part: tuple[int, int]) -> int:
         """Where the first window of a block's outputs begins in an input."""
         (rows, columns), w = self.splits[stage.output], stage.window
+        if shared(self, stage):
+            first = self.own(gathered(stage))
+            if self.shares(name) > 1:
+                return first
+            (_, across), parts = self.splits[name], len({c for _, c in self.active(name)})
+            pitch = across.extent * parts
+            return first + (rows.start(part[0]) * pitch + columns.start(part[1])) * self.channels(name)
         if isinstance(stage, Resize):
             first = (before_doubled(split.start(p)) for split, p in zip((rows, columns), part, strict=True))
             return self.at(name, part, *first)
@@ -232,7 +241,7 @@ class Plan(Layout):
         root = self.roots[name][0]
         if (root in self.network.inputs and not self.own_input) or root in self.spread or stage.output in self.spread:
             return False
-        if stage.output in self.summed:
+        if stage.output in self.summed or shared(self, stage):
             return False
         return any(
             (r := self.reach(stage, axis)).leaves(self.splits[root][axis].size) or r.crosses(self.splits[root][axis])
@@ -246,6 +255,7 @@ class Plan(Layout):
             isinstance(s, MaxPool)
             for s in readers
             if not isinstance(s, Concatenate | Slice | Dense | Interleave)
+            and not shared(self, s)
             and any(self.reach(s, axis).leaves(self.splits[root][axis].size) for axis in (0, 1))
         }
         if maxima == {True, False}:

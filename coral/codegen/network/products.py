@@ -5,7 +5,7 @@ Source: docs/network.md, section Products.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from coral.codegen.errors import ShapeError
 from coral.codegen.machine import GROUP, WORD_BYTES, ceil_div, round_up
 from coral.codegen.network.graph import Conv, Dense, Depthwise
 from coral.codegen.network.layout import MAX_LOOP
+from coral.codegen.network.places import shared
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.steps import depthwise_window, relay_columns
 
@@ -99,8 +100,13 @@ class Product:
         return tuple(inner), ()
 
 
-def product_of(plan: Plan, stage: Conv) -> Product:
-    """The product that a layer needs on this plan. ShapeError: more positions or groups than a loop counts."""
+def product_of(plan: Plan, stage: Conv, share: int = 0) -> Product:
+    """The product that a layer, or a share of its outputs, needs on this plan.
+
+    ShapeError: more positions or groups than a loop counts.
+    """
+    if plan.shares(stage.output) > 1:
+        stage = share_of(stage, share, plan.channels(stage.output))
     if isinstance(stage, Dense):
         product = _spread(plan, stage)
     elif isinstance(stage, Depthwise):
@@ -113,6 +119,15 @@ def product_of(plan: Plan, stage: Conv) -> Product:
         if n > MAX_LOOP:
             raise ShapeError(f"layer {stage.output!r} has {n} {what} per tile, the limit is {MAX_LOOP}")
     return product
+
+
+def share_of(stage: Conv, share: int, size: int) -> Conv:
+    """A layer with the ``size`` outputs of a share only."""
+    mine = slice(share * size, (share + 1) * size)
+    weights = stage.weights[..., mine] if isinstance(stage, Depthwise) else stage.weights[mine]
+    bias = None if stage.bias is None else stage.bias[mine]
+    mult = stage.mult if np.ndim(stage.mult) == 0 else np.asarray(stage.mult)[mine]
+    return replace(stage, weights=weights, bias=bias, mult=mult)
 
 
 def _channel_arrays(stage: Conv, n: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -154,6 +169,8 @@ def _conv(plan: Plan, stage: Conv) -> Product:
     dy, dx = stage.window.dilation
     words = plan.channels(x) // WORD_BYTES
     n, c = len(stage.weights), plan.tensors[x].c
+    if shared(plan, stage):
+        return _shared(plan, stage)
     padded = np.full((n, kh, kw, words * WORD_BYTES), stage.w_zp, np.uint8)
     padded[..., :c] = stage.weights
     bias, scale = _channel_arrays(stage, n)
@@ -178,6 +195,29 @@ def _conv(plan: Plan, stage: Conv) -> Product:
         GROUP,
         **_grouped(padded.reshape(n, -1), bias, scale, stage.w_zp),
     )
+
+
+def _shared(plan: Plan, stage: Conv) -> Product:
+    """A share of a pointwise layer's outputs, from all tiles' blocks of the same positions, or from a whole map."""
+    x, y = stage.inputs[0], stage.output
+    o, (rows, columns), (by, bx) = plan.blocks[y], plan.splits[y], plan.blocks[x].inner
+    words, shares = plan.channels(x) // WORD_BYTES, plan.shares(x)
+    block, across = WORD_BYTES * by * bx, columns.extent // bx
+    size = WORD_BYTES * words * rows.extent * columns.extent
+    pitch = columns.extent
+    if shares == 1:
+        pitch = plan.splits[x][1].extent * len({c for _, c in plan.active(x)})
+    row = block * words * pitch // bx
+    positions = [
+        (WORD_BYTES if bx > 1 else block * words, o.position, bx),
+        (WORD_BYTES * bx, o.row, by),
+        (block * words, bx * o.position, across),
+        (row, by * o.row, rows.extent // by),
+    ]
+    bias, scale = _channel_arrays(stage, len(stage.weights))
+    matrix = stage.weights.reshape(len(stage.weights), -1)
+    reduce = merge([(block, words), (size, shares)])
+    return Product(reduce, merge_positions(positions), 0, GROUP, **_grouped(matrix, bias, scale, stage.w_zp))
 
 
 def _packed(plan: Plan, stage: Conv) -> Product:
@@ -235,7 +275,7 @@ def _depthwise(plan: Plan, stage: Depthwise) -> Product:
     by, bx = block
     wy, wx = depthwise_window(block, stage)
     groups, n, outputs = plan.channels(x) // WORD_BYTES, stage.weights.shape[2], by * bx
-    wide = WORD_BYTES * (n // plan.tensors[x].c)
+    wide = WORD_BYTES * (plan.tensors[y].c // plan.tensors[x].c)
     kernel = np.full((kh, kw, groups * wide), stage.w_zp, np.uint8)
     kernel[..., :n] = stage.weights
     weights = np.full((groups, wy, wx, by, bx, wide, WORD_BYTES), stage.w_zp, np.uint8)

@@ -43,8 +43,9 @@ from coral.codegen.network.graph import (
 from coral.codegen.network.lower import lowered
 from coral.codegen.network.means import mean
 from coral.codegen.network.normalise import normalise
-from coral.codegen.network.places import collects
+from coral.codegen.network.places import collects, shared
 from coral.codegen.network.plan import Plan
+from coral.codegen.network.regions import with_region
 from coral.codegen.network.resize import resize
 from coral.codegen.network.rewrite import weight_rows, with_cut_layers
 from coral.codegen.network.tiling import Grid
@@ -88,6 +89,7 @@ class NetworkProgram:
         if stream and weight_rows(network.stages) > sum(STREAM_ROWS - row for row in base_rows if row is not None):
             network = with_cut_layers(network, CUT_ROWS)
         plans = candidates(network, batch) if grid is None else [fitting(network, grid, batch, own_input=own_input)]
+        plans = [p for plan in plans for p in (with_region(plan), plan) if p is not None]
         self._place = partial(Wide, base_rows=base_rows, top=top, piece_rows=piece_rows, stream=stream)
         self.plan, self.wide, self.execution = self._first_that_fits(plans, self._place)
         """``execution``: the program that runs the network once, on ``batch`` images."""
@@ -140,7 +142,9 @@ class NetworkProgram:
         CodegenError if its weights would lie elsewhere.
         """
         plan = self.plan
-        new = Plan(lowered(network), plan.grid, plan.images, own_input=plan.own_input, groups=plan.groups)
+        new = Plan(
+            lowered(network), plan.grid, plan.images, own_input=plan.own_input, groups=plan.groups, region=plan.region
+        )
         wide = self._place(new)
         if [piece for piece, _ in wide.parts] != [piece for piece, _ in self.wide.parts]:
             raise CodegenError(f"network {network.name!r}: other weights than those of the program, or other layers")
@@ -233,8 +237,10 @@ class NetworkProgram:
         if isinstance(stage, Conv):
             if stage.output in plan.spread:
                 vectors.dense(b, plan, wide, stage)
-            else:
-                emit.layer(b, plan, wide, stage, exchange)
+                return
+            if shared(plan, stage):
+                vectors.gather(b, plan, stage)
+            emit.layer(b, plan, wide, stage, exchange)
             return
         exchange()
         match stage:

@@ -36,6 +36,14 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Region:
+    """Tensors of one image whose channels are divided among the slots of a grid, as if each held another image."""
+
+    grid: Grid
+    names: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Split:
     """``size`` positions in ``parts`` equal pieces of ``extent``; positions from ``size`` on are phantoms.
 

@@ -12,6 +12,7 @@ from coral.codegen.machine import (
     GROUP,
     ROW_BYTES,
     ROW_UNITS,
+    TILES,
     WORD_BYTES,
     ceil_div,
     mask_of,
@@ -19,7 +20,7 @@ from coral.codegen.machine import (
 )
 from coral.codegen.network.emit import output_stage
 from coral.codegen.network.graph import Conv, Stage
-from coral.codegen.network.places import gathered, gathered_bytes, gathered_tiles, scratchpad
+from coral.codegen.network.places import gathered, gathered_bytes, gathered_tiles, scratchpad, shared
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import Level, merge
 from coral.codegen.network.scratch import FIXED_ROW
@@ -28,26 +29,34 @@ from coral.isa import TileCounter, Wait, Walk
 
 
 def gather(b: Builder, plan: Plan, stage: Stage) -> None:
-    """All tiles' own parts of a tensor, or sums of them, to every tile, one behind the other."""
+    """All tiles' own parts of a tensor, or sums of them, to every tile, one behind the other; or those of the tiles
+    that hold channels of the same positions.
+    """
     (name,) = stage.inputs
-    senders, size = gathered_tiles(plan, stage), gathered_bytes(plan, stage)
+    size = gathered_bytes(plan, stage)
     source, nest = plan.own(name), own_words(plan, name)
     if stage.output in plan.summed:
         source, nest = plan.own(scratchpad(stage)), ((1, size // WORD_BYTES),)
+    senders = dict.fromkeys(gathered_tiles(plan, stage), ALL_TILES)
+    count, everybody = len(senders), ALL_TILES
+    if plan.shares(name) > 1 and stage.output not in plan.summed:
+        grid, everybody = plan.grid_of(name), plan.working(name)
+        masks = [grid.mask(*part) for part in plan.active(name)]
+        senders = {tile: mask for tile in range(TILES) for mask in masks if mask >> tile & 1}
     packets = ceil_div(size, ROW_BYTES)
-    arrivals, fifo = FIXED_ROW - packets * len(senders), FIXED_ROW - packets * (len(senders) + 1)
-    target = plan.own(gathered(stage)) // WORD_BYTES
-    first = b.count(TileCounter.RING_READ_A, ALL_TILES) + 1
+    arrivals, fifo = FIXED_ROW - packets * count, FIXED_ROW - packets * (count + 1)
+    places = _as_a_map(plan, name) if shared(plan, stage) and plan.shares(name) == 1 else _one_by_one(size, count)
+    first = b.count(TileCounter.RING_READ_A, everybody) + 1
     b.emit(
         isa.W2n,
-        tile_mask=ALL_TILES,
-        src=Walk(arrivals, [1], [packets * len(senders)]),
-        dst=Walk(target, [1, size // WORD_BYTES], [size // WORD_BYTES, len(senders)]),
+        tile_mask=everybody,
+        src=Walk(arrivals, [1], [packets * count]),
+        dst=Walk(plan.own(gathered(stage)) // WORD_BYTES, [s for s, _ in places], [n for _, n in places]),
         sig_dst=0,
         waits=[Wait(TileCounter.RING_READ_A, first, level=0)],
-        unpack_level=1,
+        unpack_level=len(places) // 2,
     )
-    b.emit(isa.RingRecv0, tile_mask=ALL_TILES, dst=Walk(arrivals, [1], [packets * len(senders)]), sig_dst=0)
+    b.emit(isa.RingRecv0, tile_mask=everybody, dst=Walk(arrivals, [1], [packets * count]), sig_dst=0)
     tiles = mask_of(senders)
     ready = b.count(TileCounter.NARROW_TO_WIDE, tiles) + 1
     b.emit(
@@ -58,19 +67,32 @@ def gather(b: Builder, plan: Plan, stage: Stage) -> None:
         sig_dst=1,
         pack_level=len(nest),
     )
-    sent: dict[int, int] = {}
-    for tile, turn in zip(senders, b.turns(senders), strict=True):
-        sent[turn] = sent.get(turn, 0) | 1 << tile
-    for turn, mask in sent.items():
+    sent: dict[tuple[int, int], int] = {}
+    for (tile, receivers), turn in zip(senders.items(), b.turns(list(senders)), strict=True):
+        sent[turn, receivers] = sent.get((turn, receivers), 0) | 1 << tile
+    for (turn, receivers), mask in sent.items():
         b.emit(
             isa.RingSend,
             tile_mask=mask,
             src=Walk(fifo, [1], [packets]),
             sig_ring=1,
             waits=[Wait(TileCounter.RING_PRODUCER_A, turn, level=1), Wait(TileCounter.NARROW_TO_WIDE, ready, level=1)],
-            dest_mask=ALL_TILES,
+            dest_mask=receivers,
         )
     b.drain()
+
+
+def _one_by_one(size: int, count: int) -> list[Level]:
+    return [(1, size // WORD_BYTES), (size // WORD_BYTES, count)]
+
+
+def _as_a_map(plan: Plan, name: str) -> list[Level]:
+    """Where the words of all tiles' parts go, tile by tile, so that they are one map."""
+    (rows, columns), parts = plan.splits[name], plan.active(name)
+    down, across = len({r for r, _ in parts}), len({c for _, c in parts})
+    words = columns.extent * plan.channels(name) // WORD_BYTES
+    pitch = words * across
+    return [(1, words), (pitch, rows.extent), (words, across), (pitch * rows.extent, down)]
 
 
 def own_words(plan: Plan, name: str) -> tuple[Level, ...]:
@@ -78,6 +100,8 @@ def own_words(plan: Plan, name: str) -> tuple[Level, ...]:
     block = plan.blocks[name]
     if name in plan.spread:
         return ((1, block.position // WORD_BYTES),)
+    if block.inner != (1, 1):
+        return ((1, block.image // WORD_BYTES),)
     rows, columns = plan.splits[name]
     words = plan.channels(name) // WORD_BYTES
     return merge([(1, words), (block.position // WORD_BYTES, columns.extent), (block.row // WORD_BYTES, rows.extent)])

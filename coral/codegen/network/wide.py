@@ -71,6 +71,11 @@ class Fifo:
         return self.header_row - self.sums
 
 
+def share_name(name: str, share: int) -> str:
+    """Under what name the weights for a share of a layer's outputs are kept."""
+    return f"{name}#{share}" if share else name
+
+
 class Wide:
     """Places of all parameters of a network and the rows it overwrites.
 
@@ -90,7 +95,12 @@ class Wide:
         stream: bool = False,
     ) -> None:
         self.plan, self.piece_rows = plan, piece_rows
-        self.products = {s.output: product_of(plan, s) for s in plan.stages if isinstance(s, Conv)}
+        self.products = {
+            share_name(s.output, share): product_of(plan, s, share)
+            for s in plan.stages
+            if isinstance(s, Conv)
+            for share in range(plan.shares(s.output))
+        }
         self.parts: list[tuple[Piece, np.ndarray]] = []
         self.fill = [max(row for row in base_rows if row is not None)] * TILES
         self.constants: dict[bytes, int] = {}
@@ -102,6 +112,10 @@ class Wide:
         places = {t: max(row, lowest[t]) for t, row in enumerate(base_rows) if row is not None}
         rows, owners = self._rows()
         streamed = self._streamed(rows, places) if stream else set()
+        if streamed and plan.region is not None:
+            raise ShapeError(
+                f"network {plan.network.name!r}: no room for the weights of layers whose channels are divided"
+            )
         self.streamed = {name: rows[owner].tobytes() for name, owner in owners.items() if owner in streamed}
         pieces = self._place({name: data for name, data in rows.items() if name not in streamed}, places)
         self.pieces = {name: pieces[owner] for name, owner in owners.items() if owner not in streamed}

@@ -22,7 +22,7 @@ class Exchange:
     """The moves of one step of an exchange: per tile and direction at most what one instruction holds."""
 
     def __init__(self, plan: Plan, name: str) -> None:
-        self.plan, self.name = plan, name
+        self.plan, self.name, self.grid = plan, name, plan.grid_of(name)
         self.halves: dict[tuple[type[isa.Instruction], tuple[int, int]], list[Walk | None]] = {}
         self.fills: dict[tuple[type[isa.Instruction], Walk], int] = {}
 
@@ -34,7 +34,7 @@ class Exchange:
     def fill(self, mesh: type[isa.Instruction], part: tuple[int, int], box: Box) -> None:
         """Zero points to positions outside the tensor."""
         key = (mesh, self._walk(part, box))
-        self.fills[key] = self.fills.get(key, 0) | self.plan.grid.mask(*part)
+        self.fills[key] = self.fills.get(key, 0) | self.grid.mask(*part)
 
     def _half(self, mesh: type[isa.Instruction], part: tuple[int, int]) -> list[Walk | None]:
         return self.halves.setdefault((mesh, part), [None, None])
@@ -57,7 +57,7 @@ class Exchange:
         shared: dict[tuple, int] = {}
         for (mesh, part), (source, target) in self.halves.items():
             key = (mesh, source, target)
-            shared[key] = shared.get(key, 0) | self.plan.grid.mask(*part)
+            shared[key] = shared.get(key, 0) | self.grid.mask(*part)
         for (mesh, source, target), tiles in shared.items():
             fields: dict = {} if source is None else {"src": source}
             if target is not None:
@@ -76,7 +76,7 @@ class Exchange:
 def exchange(b: Builder, plan: Plan, name: str, value: int) -> None:
     """Give every tile the rows and columns around its own that windows read; ``value`` outside the tensor."""
     rows, columns = plan.halos[name]
-    grid = plan.grid
+    grid = plan.grid_of(name)
 
     for hop in range(1, max(rows.hops, 1) + 1):
         step = Exchange(plan, name)
@@ -147,7 +147,7 @@ def maximum(b: Builder, plan: Plan, stage: MaxPool) -> None:
         short = {"last_dim": 1 + len(places), "last_cnt": last - 1} if last != width else {}
         b.emit(
             isa.OpMax,
-            tile_mask=plan.mask(plan.active(stage.output)),
+            tile_mask=plan.working(stage.output),
             loops=loops,
             out=Walk(
                 plan.own(stage.output) + image * o.image,
