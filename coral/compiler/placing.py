@@ -17,19 +17,29 @@ DTYPES = {"uint8": DType.U8, "int8": DType.I8}
 
 
 def placed(programs: Sequence[nw.NetworkProgram]) -> tuple[list[nw.NetworkProgram], bool]:
-    """(programs whose parameters do not overlap and that no program overwrites, whether that was possible)."""
-    programs = list(programs)
-    for top in (0, sum(p.rows_per_tile for p in programs)):
-        base, found = [0] * TILES, []
+    """(programs whose parameters do not overlap and that no program overwrites, whether that was possible).
+
+    Programs with the same parameters, as bands of an image have, share them.
+    """
+    programs, kinds = list(programs), [_contents(p) for p in programs]
+    for top in (0, sum(p.rows_per_tile for p in dict(zip(kinds, programs, strict=True)).values())):
+        base, found, places = [0] * TILES, [], {}
         try:
-            for p in programs:
-                found.append(p if not any(base) and not top else _moved(p, base, top))
+            for p, kind in zip(programs, kinds, strict=True):
+                at = places.setdefault(kind, base)
+                found.append(p if not any(at) and not top else _moved(p, at, top))
                 base = [max(a, b) for a, b in zip(base, _ends(found[-1]), strict=True)]
         except CodegenError:
             continue
         if max(base) <= min(p.floor_rows for p in found):
             return found, True
     return programs, len(programs) == 1
+
+
+def _contents(p: nw.NetworkProgram) -> bytes:
+    """What is equal for programs that want the same parameters at the same places."""
+    places = repr([piece for piece, _ in p.wide.parts]).encode()
+    return hashlib.sha256(places + p.parameters).digest()
 
 
 def _moved(p: nw.NetworkProgram, base: Sequence[int], top: int) -> nw.NetworkProgram:

@@ -132,3 +132,31 @@ def test_small_models_are_resident_together(corpus: Path) -> None:
 @pytest.mark.slow
 def test_two_mobilenets_are_resident_together(corpus: Path) -> None:
     together(corpus, ["vision/mobilenet_v1_0.25_128_quant", "vision/mobilenet_v1_0.5_160_quant"], 12)
+
+
+def test_bands_share_their_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four bands of an image, the inner ones alike: what is equal lies on the chip once and is sent once."""
+    build: Callable[..., Any] = partition._program
+
+    def small(network: Any, images: int) -> Any:
+        if network.tensors[network.inputs[0]].y > 112:
+            raise ShapeError("too large")
+        return build(network, images)
+
+    monkeypatch.setattr(partition, "_program", small)
+    monkeypatch.setattr(partition, "LARGE_IMAGE", 0)
+    graph = Detector(256, 24).graph()
+    (one,) = compile_models([write_model([graph])])
+    assert len(one.programs) == 4
+    distinct = {p.parameters for p in one.programs}
+    assert len(distinct) < len(one.programs)
+    model, stick = coral.load(one.data, index=10), shared_stick("sim", 10)
+    x = np.random.default_rng(0).integers(0, 256, (1, 256, 24, 3)).astype(np.uint8).view(graph.tensors[0].dtype)
+    expected = run_operators(graph, range(len(graph.operators)), {0: x})
+    before = stick.counters.parameter_bytes
+    for _ in range(2):
+        got = model(x)
+        assert isinstance(got, dict)
+        for i in graph.outputs:
+            np.testing.assert_array_equal(got[graph.tensors[i].name], expected[i])
+        assert stick.counters.parameter_bytes - before == sum(map(len, distinct))
