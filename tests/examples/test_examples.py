@@ -26,7 +26,7 @@ def run_with(*command: str, **environment: str) -> str:
     """The same with arguments."""
     env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100", **environment}
     done = subprocess.run(
-        [sys.executable, *command], cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=600
+        [sys.executable, *command], cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=3000
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
