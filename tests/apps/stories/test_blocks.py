@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,12 +15,15 @@ from coral.llm.checkpoint import Config
 from coral.llm.engine import EngineError
 from coral.llm.shortlist import Shortlist
 from coral.llm.story import Sampling, Stories
+from coral.llm.tokenizer import Tokenizer
 
 TINY = Config(dim=16, hidden=24, layers=2, heads=2, kv_heads=1, vocabulary=300, context=24)
 
 
-def written(engine: BlocksEngine, prompts: list[list[int]], how: Sampling) -> list[list[int]]:
-    stories = Stories(engine.session(len(prompts)), TOKENIZER, prompts, how, engine.config.context)
+def written(
+    engine: BlocksEngine, prompts: list[list[int]], how: Sampling, words: Tokenizer = TOKENIZER
+) -> list[list[int]]:
+    stories = Stories(engine.session(len(prompts)), words, prompts, how, engine.config.context)
     while not stories.done:
         stories.advance()
     return [row.ids for row in stories.rows]
@@ -97,3 +100,16 @@ def test_the_host_has_the_classifier_of_few_stories() -> None:
     engine._choice, engine._faster = None, {}
     engine.blocks, engine.runtime = type("B", (), {"shortlist": s})(), type("R", (), {"clock_hz": 500_000_000})()  # pyright: ignore
     assert [engine.shortlisted(rows) for rows in (1, 8, 256)] == [False, False, True]
+
+
+@pytest.mark.slow
+def test_stories260k(stories260k: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 different prompts at once on the stick, with the classifier's blocks there, are 32 stories of the host."""
+    monkeypatch.setenv("MOCKCORAL", "1")
+    stick, host = (cast(BlocksEngine, open_engine("blocks", stories260k, device)) for device in ("CORAL", "CPU"))
+    stick._choice = True
+    words, how, greedy = stories260k.tokenizer, Sampling(0.7, 0.9, seed=3, words=24), Sampling(0, words=24)
+    prompts = [words.encode(f"{begin} {who}") for begin in ("Once", "One day,", "The", "A") for who in "abcdefgh"]
+    alone = [written(host, [prompt], greedy, words)[0] for prompt in prompts]
+    assert written(stick, prompts, greedy, words) == alone
+    assert written(stick, prompts, how, words) == written(host, prompts, how, words)
