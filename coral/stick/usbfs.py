@@ -162,12 +162,25 @@ class _Node:
             else:
                 os.write(self._pipe, b"x")
 
-    def unpublish(self) -> None:
-        """The stick has left this address; open connections live on, and are told."""
-        self.listener.close()
-        for path in (self._link, self._device, self._socket):
+    def accept(self) -> _Connection:
+        """A client that has opened the device; raises OSError if none waits."""
+        connection = _Connection(self, self.listener.accept()[0])
+        self.connections.append(connection)
+        return connection
+
+    def unpublish(self) -> list[_Connection]:
+        """The stick has left this address; open connections live on, and are told. Returns those of clients that
+        opened the device just before: the preload library ends a process whose connection breaks."""
+        for path in (self._socket, self._link, self._device):
             path.unlink(missing_ok=True)
         shutil.rmtree(self._system, ignore_errors=True)
+        late: list[_Connection] = []
+        self.listener.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                late.append(self.accept())
+        self.listener.close()
+        return late
 
     def close(self) -> None:
         """When the last connection has ended."""
@@ -229,15 +242,16 @@ class UsbfsServer:
             for key, _ in self._selector.select(TICK_S):
                 if isinstance(key.data, _Node):
                     with suppress(OSError):
-                        connection = _Connection(key.data, key.data.listener.accept()[0])
-                        key.data.connections.append(connection)
-                        self._selector.register(connection.client, selectors.EVENT_READ, connection)
+                        self._listen(key.data.accept())
                 else:
                     self._request(key.data)
             self._follow()
             if self._closing and not self._left and not self._nodes:
                 self._selector.close()
                 return
+
+    def _listen(self, connection: _Connection) -> None:
+        self._selector.register(connection.client, selectors.EVENT_READ, connection)
 
     def _compute(self, stick: SoftwareStick, event: threading.Event) -> None:
         while not self._closing:
@@ -262,7 +276,8 @@ class UsbfsServer:
                 node = self._nodes.get(stick)
                 if node is not None and not (stick.present and stick.generation == node.generation):
                     self._selector.unregister(node.listener)
-                    node.unpublish()
+                    for connection in node.unpublish():
+                        self._listen(connection)
                     self._left.append(self._nodes.pop(stick))
                 elif node is None and stick.present and not self._closing:
                     self._addresses += 1

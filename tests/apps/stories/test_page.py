@@ -118,9 +118,10 @@ def grow(page: Page, count: str) -> None:
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_page(browser: Any, width: int, scheme: str) -> None:
-    with served(PacedEngine(0.004, context=512), TOKENIZER) as server:
+    with served(PacedEngine(0.008, context=512), TOKENIZER) as server:
         page = Page(browser, server.url, width, scheme)
         assert page.fits()
+        page.tab.fill("#length", "490")  # long enough to be stopped on a busy machine
         write_stop_edit_go_on(page, "A word1 word2")
         page.tab.fill("#length", "60")
         grow(page, "16")
