@@ -9,10 +9,10 @@ import struct
 import time
 
 import pytest
-from stick.fake_chip import FakeChip
 
 from coral.stick import SoftwareStick, WallClock
 from coral.stick.usbfs import LIBRARY, UsbfsServer
+from stick.fake_chip import FakeChip
 
 RECORD = struct.Struct("=QQQ")
 IOCTL, DONE = 1, 3
