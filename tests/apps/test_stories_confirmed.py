@@ -8,7 +8,7 @@ import pytest
 from codegen.transformer.harness import random_model
 
 from coral.apps.probes import all_steps
-from coral.apps.stories.confirmed import STEPS, ReportError, confirmed, confirmed_form
+from coral.apps.stories.confirmed import AHEAD_STEP, STEPS, ReportError, ahead_confirmed, confirmed, confirmed_form
 from coral.codegen import transformer as tf
 
 SMALL = tf.Geometry(dim=32, hidden=48, heads=4, kv_heads=2, context=24)
@@ -22,7 +22,7 @@ def report(tmp_path, kind="usb", **status):
 
 
 def test_steps_exist():
-    assert set(STEPS.values()) <= {step.name for step in all_steps()}
+    assert {AHEAD_STEP, *STEPS.values()} <= {step.name for step in all_steps()}
 
 
 def test_form_follows_the_report(tmp_path, monkeypatch):
@@ -52,6 +52,22 @@ def test_the_switch_comes_before_the_report(tmp_path, monkeypatch):
     monkeypatch.setenv("CORAL_BOLD", "yes")
     with pytest.raises(ReportError, match="CORAL_BOLD is 'yes', it must be 0 or 1"):
         confirmed(path)
+
+
+def test_instructions_go_ahead_as_the_report_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    good, other = tmp_path / "good.json", tmp_path / "other.json"
+    good.write_text(json.dumps({"kind": "usb", "steps": [{"step": AHEAD_STEP, "status": "ok"}]}))
+    other.write_text(json.dumps({"kind": "usb", "steps": [{"step": AHEAD_STEP, "status": "hang"}]}))
+    assert [ahead_confirmed(path) for path in (good, other, None)] == [True, False, False]
+    assert ahead_confirmed(other, simulated=True)
+    monkeypatch.setenv("CORAL_AHEAD", "0")
+    assert not ahead_confirmed(good, simulated=True)
+    monkeypatch.setenv("CORAL_AHEAD", "1")
+    assert ahead_confirmed(other)
+    monkeypatch.setenv("CORAL_AHEAD", "2")
+    with pytest.raises(ReportError, match="CORAL_AHEAD is '2', it must be 0 or 1"):
+        ahead_confirmed(good)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "usb", "steps": 3}', '{"kind": 1, "steps": [1]}', "\x00"])

@@ -6,6 +6,7 @@ Each step opens the stick itself; the next use of ``bench.stick`` opens it anew.
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from coral.apps.probes import Finding, step
 from coral.apps.probes.bench import Bench
-from coral.apps.probes.programs import INPUT
+from coral.apps.probes.programs import INPUT, OUTPUT
 from coral.codegen.eltwise import elementwise
 from coral.driver import Counters, clock_name, find, prepare
 from coral.driver.pipes import ALL_EVENTS, EVENT_BYTES, EVENTS, OUT, OUTPUTS
@@ -56,6 +57,19 @@ def zero_length_packet(bench: Bench) -> Finding:
         session.link.abandon([read])
     right = "whole" if bytes(read.data) == sent else "wrong"
     return Finding(f"{'one' if packet else 'none'}, the output is {right}", "none, the output is whole")
+
+
+@step(52)
+def instructions_ahead(bench: Bench) -> Finding:
+    """A copy whose instructions are sent before its input: at once, after 1 s and after 10 s."""
+    program, answers = prepare(elementwise(256, []), idempotent=False), []
+    for seconds in (0, 1, 10):
+        sent = np.random.default_rng(seconds).integers(0, 256, 256, np.uint8).tobytes()
+        call = bench.stick.announce(program)
+        time.sleep(seconds if bench.real else 0)
+        right = call.give({INPUT: sent}).result()[OUTPUT][:256] == sent
+        answers.append(f"{'right' if right else 'wrong'} after {seconds} s")
+    return Finding(", ".join(answers), "right after 0 s, right after 1 s, right after 10 s")
 
 
 @step(20)

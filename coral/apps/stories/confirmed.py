@@ -16,6 +16,7 @@ BOLD_VARIABLE = "CORAL_BOLD"
 REPORT_VARIABLE = "CORAL_SELFTEST_REPORT"
 REPORT = "coral-selftest-usb.json"
 """Where ``coral selftest`` writes by default."""
+AHEAD_VARIABLE, AHEAD_STEP = "CORAL_AHEAD", "instructions-ahead"
 STEPS = {"keep": "decoder-kept", "loop": "decoder-looped"}
 
 
@@ -35,16 +36,33 @@ def confirmed(report: Path | None = None, *, simulated: bool = False) -> dict[st
         raise ReportError(f"{BOLD_VARIABLE} is {wanted!r}, it must be 0 or 1")
     if wanted or simulated:
         return dict.fromkeys(STEPS, wanted == "1")
+    status = statuses(report)
+    return {field: status.get(step) == "ok" for field, step in STEPS.items()}
+
+
+def ahead_confirmed(report: Path | None = None, *, simulated: bool = False) -> bool:
+    """Whether a program's instructions may go to a stick before its inputs are known.
+
+    ``$CORAL_AHEAD``, if set, decides; the ``simulated`` stick does it; else as ``confirmed``. ReportError.
+    """
+    wanted = os.environ.get(AHEAD_VARIABLE, "")
+    if wanted not in ("", "0", "1"):
+        raise ReportError(f"{AHEAD_VARIABLE} is {wanted!r}, it must be 0 or 1")
+    return wanted == "1" if wanted else simulated or statuses(report).get(AHEAD_STEP) == "ok"
+
+
+def statuses(report: Path | None = None) -> dict[str, str]:
+    """Step and status of a report of a stick on USB; empty without a report, and for one of a simulated stick."""
     path = report or Path(os.environ.get(REPORT_VARIABLE) or REPORT)
     if not path.is_file():
-        return dict.fromkeys(STEPS, False)
+        return {}
     try:
         content = json.loads(path.read_text())
         real = content["kind"] == "usb"
-        status = {str(step["step"]): step["status"] for step in content["steps"]}
+        found = {str(step["step"]): str(step["status"]) for step in content["steps"]}
     except (ValueError, TypeError, KeyError, OSError, RecursionError) as error:
         raise ReportError(f"{path} is not a report of `coral selftest` ({error}); run it again or remove it") from None
-    return {field: real and status.get(step) == "ok" for field, step in STEPS.items()}
+    return found if real else {}
 
 
 def confirmed_form(

@@ -18,7 +18,7 @@ from tinygrad.device import Device
 from coral import CoralError
 from coral.apps.stories.blocks import BlocksEngine
 from coral.apps.stories.chip import ChipEngine, ChipSession
-from coral.apps.stories.confirmed import confirmed_form
+from coral.apps.stories.confirmed import ahead_confirmed, confirmed_form
 from coral.apps.stories.download import address, downloaded, located
 from coral.codegen.transformer import Form, Transformer, fitting, step
 from coral.codegen.transformer.model import logits
@@ -36,8 +36,6 @@ ENGINES = ("float", "matmul", "blocks", "chip", "bits")
 """float: all on the host. matmul: every matrix product a uint8 layer, on the chip where the device has one. blocks:
 the same in fewer calls, the feed-forward part as one. chip: a token is one program of the chip. bits: the chip's
 arithmetic of that program, in NumPy on the host."""
-AHEAD_VARIABLE = "CORAL_AHEAD"
-"""0: engine chip sends nothing of a token's program before its word is known."""
 CHIP_VOCABULARY = 1024
 """Up to so many words the classifier is part of the token's program; above, it is float on the host."""
 ROOT = Path(__file__).resolve().parents[3]
@@ -115,7 +113,8 @@ def _whole(name: str, model: Model, place: str) -> Engine:
     kind = "sim" if _simulated(place) else "usb"
     form = confirmed_form(decoder, logits=classifier, simulated=kind == "sim")
     stick = shared_stick(kind, int(place.partition(":")[2] or 0))
-    engine = ChipEngine(name, ck, decoder, stick, form, ahead=os.environ.get(AHEAD_VARIABLE) != "0")
+    ahead = ahead_confirmed(simulated=kind == "sim")
+    engine = ChipEngine(name, ck, decoder, stick, form, ahead=ahead)
     if engine.streamed_bytes or engine.config != ck.config:
         warnings.warn(
             f"{model.name}: {len(engine.parts)} programs per token, {engine.streamed_bytes:,} bytes of parameters sent "
