@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
 from codegen.compare import assert_same, first_difference
 from coral import isa, numerics
@@ -86,6 +89,24 @@ def test_convolution_of_an_image(corpus):
         assert_same(mine.bitstreams[0].data, google[mine.kind].bitstreams[0].data, mine.kind.name)
         assert_same_frame(mine, google[mine.kind])
     assert ours.execution.outputs[0].layout == google[Kind.EXECUTION_ONLY].outputs[0].layout
+
+
+def test_layers_of_a_network(corpus):
+    """MobileNet in our own form: Google's arithmetic everywhere; 1 x 1 layers have nothing but Google's parameters."""
+    spec = importlib.util.spec_from_file_location("layer_identity", ROOT / "tools" / "layer_identity.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = tool
+    spec.loader.exec_module(tool)
+    name = "mobilenet_v1_0.25_128_quant"
+    rows = tool.compare(corpus / "vision" / f"{name}_edgetpu.tflite", corpus / "vision" / f"{name}.tflite")
+    assert len(rows) == 28
+    assert all(row.arithmetic for row in rows)
+    pointwise = [row for row in rows if row.form == "Conv 1x1"]
+    assert len(pointwise) == 13
+    assert all(row.found == row.rows for row in pointwise)
+    assert sum(row.ours.words for row in rows) < sum(row.google.words for row in rows)
 
 
 def test_convolution_in_front_of_a_pool(corpus):
