@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from coral import isa
 from coral.codegen.builder import Builder, mesh_counters
@@ -359,3 +360,19 @@ def mesh_relay(b: Builder, mesh: type[isa.Instruction], tiles: int, buffer_word:
             Wait(went_out, b.count(went_out, tiles) - 1, level=1, side=1),
         ],
     )
+
+
+# ops
+
+
+def word_op(b: Builder, tiles: int, loops: Sequence[int], **fields: Any) -> None:
+    """An op with one word of results per step. What ``fields`` do not say: one group, plain sums, multiplier 1."""
+    plain = {
+        "psum": Walk(0, [0] * len(loops), loops),
+        "acc_init": 1,
+        "group_loop": len(loops) - 1,
+        "out_ch": WORD_BYTES - 1,
+        "out_ch_last": WORD_BYTES - 1,
+        "mult": 1.0,
+    }
+    b.emit(isa.Op, tile_mask=tiles, loops=loops, **plain | fields)

@@ -225,10 +225,10 @@ class ImageConv:
         image = row * (self.rows + self.kernel - 1)
         counts = [1, self.columns, len(rows)] if several else [1, self.columns]
         out = [1, self.columns, 1, *([len(rows)] if several else []), 1]
-        b.emit(
-            isa.Op,
-            tile_mask=ALL_TILES,
-            loops=loops,
+        blocks.word_op(
+            b,
+            ALL_TILES,
+            loops,
             inp=Walk(
                 first % 2 * SLOT_BYTES,
                 [1, 1, self.w, 0][: 3 + several],
@@ -241,13 +241,9 @@ class ImageConv:
             psum=Walk(0, [1, 0, 0][: len(counts)], counts, nz_mask=0, slot_level=1, slot_stride=ROW_UNITS),
             sig_av=3,
             waits=[Wait(TileCounter.WIDE_TO_NARROW, arrived, level=3, step=words)],
-            acc_init=1,
             lane_off=0b111,
             group_loop=3,
             reduce_mask=0b1,
-            out_ch=WORD_BYTES - 1,
-            out_ch_last=WORD_BYTES - 1,
-            mult=1.0,
             clamp_min=-math.inf,
             clamp_max=math.inf,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coral import isa
+from coral.codegen import blocks
 from coral.codegen.builder import Builder
 from coral.codegen.machine import GROUP, ROW_UNITS, WORD_BYTES, ceil_div
 from coral.codegen.network.emit import levels, output_stage
@@ -48,22 +49,17 @@ def _sums(b: Builder, plan: Plan, wide: Wide, stage: AveragePool, image: int) ->
             loops = [across, down, words]
             where = f"average {stage.output!r}"
             nest = [(block.position, across), (block.row, down), (WORD_BYTES, words)]
-            b.emit(
-                isa.Op,
-                tile_mask=tiles,
-                loops=loops,
+            blocks.word_op(
+                b,
+                tiles,
+                loops,
                 inp=levels(plan.own(name) + image * block.image + index * high * block.row, nest, where),
                 out=Walk(target + 2 * WORD_BYTES * words * index, [WORD_BYTES], [2 * words]),
                 par=Walk(ROW_UNITS * wide.constant(identity_rows()), [0, 0, 0], loops),
                 psum=Walk(0, [0, 0, 0], loops, slot_level=2, slot_stride=ROW_UNITS),
                 acc_chain=1,
-                acc_init=1,
-                group_loop=2,
                 reduce_mask=0b11,
-                out_ch=WORD_BYTES - 1,
-                out_ch_last=WORD_BYTES - 1,
                 out16=1,
-                mult=1.0,
                 clamp_max=LARGEST,
             )
     b.drain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coral import isa
+from coral.codegen import blocks
 from coral.codegen.builder import Builder
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import ROW_UNITS, WORD_BYTES
@@ -87,18 +88,12 @@ def _repeat_edges(b: Builder, plan: Plan, wide: Wide, stage: Resize) -> None:
 def _copy(b: Builder, wide: Wide, where: str, tiles: int, source: int, target: int, nest: list[Level]) -> None:
     """Words of narrow memory to other places of it, as they are."""
     loops = [n for _, n in nest]
-    b.emit(
-        isa.Op,
-        tile_mask=tiles,
-        loops=loops,
+    blocks.word_op(
+        b,
+        tiles,
+        loops,
         inp=levels(source, nest, where),
         out=levels(target, nest, where),
         par=levels(ROW_UNITS * wide.constant(identity_rows()), [(0, n) for n in loops], where),
-        psum=Walk(0, [0] * len(loops), loops),
-        acc_init=1,
-        group_loop=len(loops) - 1,
-        out_ch=WORD_BYTES - 1,
-        out_ch_last=WORD_BYTES - 1,
-        mult=1.0,
         clamp_max=255.0,
     )

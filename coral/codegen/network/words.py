@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from coral import isa
+from coral.codegen import blocks
 from coral.codegen.builder import OP_UNIT, Builder, counter_mask
 from coral.codegen.machine import ROW_UNITS, WORD_BYTES
 from coral.codegen.network.emit import Placed, levels, output_stage, placed
@@ -69,20 +70,16 @@ def _one_word_op(
     outer = [n for _, n in merge(reads, MAX_LOOP)]
     full = [*loops, *outer]
     row, strides = weights
-    b.emit(
-        isa.Op,
-        tile_mask=tiles,
-        loops=full,
+    blocks.word_op(
+        b,
+        tiles,
+        full,
         inp=levels(address, [*inner, *reads], where),
         out=levels(plan.own(stage.output), writes, where),
         par=levels(ROW_UNITS * row, [*strides, *((0, n) for n in outer)], where),
         psum=Walk(0, [0] * len(full), full, slot_level=max(len(loops), 1), slot_stride=ROW_UNITS if loops else 0),
         acc_chain=int(bool(loops)),
-        acc_init=1,
-        group_loop=len(full) - 1,
         reduce_mask=(1 << len(loops)) - 1,
-        out_ch=WORD_BYTES - 1,
-        out_ch_last=WORD_BYTES - 1,
         **{**output_stage(plan, stage), **fields},
     )
 
@@ -173,21 +170,15 @@ def multiply(b: Builder, plan: Plan, wide: Wide, stage: Multiply) -> None:
     outer = [n for _, n in merge(reads, MAX_LOOP)]
     for address, tiles in others.items():
         loops = [WORD_BYTES, *outer]
-        b.emit(
-            isa.Op,
-            tile_mask=tiles,
-            loops=loops,
+        blocks.word_op(
+            b,
+            tiles,
+            loops,
             inp=levels(address, [(0, WORD_BYTES), *reads], where),
             out=levels(temporary, [(WORD_BYTES, WORD_BYTES * count)], where),
             par=levels(
                 ROW_UNITS * wide.constant(selection_rows()), [(ROW_UNITS, WORD_BYTES), *((0, n) for n in outer)], where
             ),
-            psum=Walk(0, [0] * len(loops), loops),
-            acc_init=1,
-            group_loop=len(loops) - 1,
-            out_ch=WORD_BYTES - 1,
-            out_ch_last=WORD_BYTES - 1,
-            mult=1.0,
             in_zp=z,
             out_zp=z,
             clamp_min=float(-z),
@@ -208,21 +199,16 @@ def multiply(b: Builder, plan: Plan, wide: Wide, stage: Multiply) -> None:
         pack_level=1,
     )
     for address, tiles in starts.items():
-        b.emit(
-            isa.Op,
-            tile_mask=tiles,
-            loops=passes,
+        blocks.word_op(
+            b,
+            tiles,
+            passes,
             inp=levels(address, word_levels(plan, first, stage), where),
             out=levels(plan.own(stage.output), word_levels(plan, stage.output, stage), where),
             par=Walk(ROW_UNITS * fifo, [ROW_UNITS, 0], passes, slot_level=1, slot_stride=ROW_UNITS * depth),
-            psum=Walk(0, [0, 0], passes),
             sig_par=1,
             waits=[Wait(TileCounter.NARROW_TO_WIDE, ready, level=1)],
-            acc_init=1,
             w_zp=z,
             mult=stage.mult,
-            group_loop=1,
-            out_ch=WORD_BYTES - 1,
-            out_ch_last=WORD_BYTES - 1,
             **output_stage(plan, stage),
         )
