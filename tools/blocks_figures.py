@@ -39,4 +39,5 @@ def main() -> None:
         print(f"{n:4} together: {1e3 * total} ms, {n / total} tokens/s")
 
 
-main()
+if __name__ == "__main__":
+    main()
