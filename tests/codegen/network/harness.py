@@ -178,13 +178,17 @@ class Maker:
 
     def normalise(self, cls, scale: float = 0.06) -> str:
         """SOFTMAX or L2 normalisation of the last tensor, with this scale."""
-        t = self.tensors[self.last] = replace(self.tensors[self.last], scale=scale)
+        t = self.tensors[self.last]
+        if not any(isinstance(stage, nw.Softmax | nw.L2Normalise) and stage.output == t.name for stage in self.stages):
+            t = self.tensors[self.last] = replace(t, scale=scale)  # else it has the scale that its stage was made for
         soft = cls is nw.Softmax
         zero = int(self.rng.choice([0, 0, 3])) if soft else 128
         name = self.tensor(t.y, t.x, t.c, zero)
         y = self.tensors[name] = replace(self.tensors[name], scale=1 / 256 if soft else 1 / 128)
-        mults = numerics.softmax_multipliers(scale, 1.0, y.scale) if soft else numerics.l2_multipliers(scale, y.scale)
-        self.stages.append(cls((t.name,), name, numerics.clamps(y.scale, zero), mults))
+        mults = (
+            numerics.softmax_multipliers(t.scale, 1.0, y.scale) if soft else numerics.l2_multipliers(t.scale, y.scale)
+        )
+        self.stages.append(cls((t.name,), name, numerics.clamps(y.scale, zero), made))
         self.last = name
         return name
 
