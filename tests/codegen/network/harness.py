@@ -185,10 +185,9 @@ class Maker:
         zero = int(self.rng.choice([0, 0, 3])) if soft else 128
         name = self.tensor(t.y, t.x, t.c, zero)
         y = self.tensors[name] = replace(self.tensors[name], scale=1 / 256 if soft else 1 / 128)
-        mults = (
-            numerics.softmax_multipliers(t.scale, 1.0, y.scale) if soft else numerics.l2_multipliers(t.scale, y.scale)
-        )
-        self.stages.append(cls((t.name,), name, numerics.clamps(y.scale, zero), made))
+        x, out = t.scale, y.scale
+        mults = numerics.softmax_multipliers(x, 1.0, out) if soft else numerics.l2_multipliers(x, out)
+        self.stages.append(cls((t.name,), name, numerics.clamps(out, zero), mults))
         self.last = name
         return name
 
