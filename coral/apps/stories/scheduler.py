@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import median
 
 from coral import CoralError
 from coral.driver.errors import DriverError
@@ -19,8 +20,9 @@ from coral.llm.tokenizer import Tokenizer
 
 RETRIES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Seconds before each new try of a step that the stick did not finish."""
-MOST_PAID = 3.0
-"""A step costs its visitor at most so many times what such steps took lately: nobody pays for a recovery."""
+MOST_PAID = 2.0
+"""A step costs its visitor at most so many times what such steps took lately, the first (compiled) one nothing: nobody
+pays for a recovery or a compiler."""
 PATIENCE = 10
 """Seconds for which no request is taken after a step that failed at every try."""
 
@@ -114,7 +116,7 @@ class Scheduler:
         self._visitors: dict[str, Visitor] = {}
         self._kept: deque[tuple[list[int], Session]] = deque(maxlen=self.limits.kept)
         self._clock = self._refuse_until = 0.0
-        self._usual: dict[int, float] = {}
+        self._late: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=15))
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
@@ -247,9 +249,9 @@ class Scheduler:
         return session
 
     def _price(self, rows: int, seconds: float) -> float:
-        usual = self._usual.get(rows, seconds)
-        paid = min(seconds, MOST_PAID * usual)
-        self._usual[rows] = min(paid, 0.9 * usual + 0.1 * paid)
+        late = self._late[rows]
+        paid = min(seconds, MOST_PAID * median(late)) if late else 0.0
+        late.append(seconds)
         return paid
 
     def _step(self, job: Job, stories: Stories) -> float:

@@ -140,7 +140,8 @@ def test_a_visitor_with_many_requests_has_no_larger_share() -> None:
 class RecoveringEngine(PacedEngine):
     """Its next step takes ``pause`` seconds more, as when the driver mends a fault before anybody sees it."""
 
-    pause = 0.0
+    pause = 0.5
+    """At first, as when it is compiled."""
 
     def usage(self) -> Any:
         pause, self.pause = self.pause, 0.0
