@@ -70,6 +70,16 @@ class _Graph:
         self.tensors.append(constant(f"b{first}", self.rng.integers(-500, 500, outputs)))
         return first, first + 1
 
+    def constant(self, values: np.ndarray) -> int:
+        """Number of a constant of int32."""
+        self.tensors.append(constant(f"c{len(self.tensors)}", values))
+        return len(self.tensors) - 1
+
+    def graph(self) -> Graph:
+        """All of it; results of operators are outputs."""
+        outputs = tuple(op.outputs[0] for op in self.operators)
+        return Graph("main", tuple(self.tensors), (0,), outputs, tuple(self.operators))
+
     def add(self, name: str, inputs: tuple[int, ...], shape: tuple[int, ...], *quant: float, **options: Any) -> int:
         """Number of the result of an operator; ``quant``: its scale and zero point."""
         self.tensors.append(constant(f"{name} {len(self.tensors)}", None, shape, *quant))
@@ -78,7 +88,7 @@ class _Graph:
 
 
 def mixed_graph(seed: int) -> Graph:
-    """Every kind of stage in one graph; all results of operators are outputs."""
+    """Every kind of stage in one graph."""
     g, image, half = _Graph(seed, 1, 12, 12, 8), (1, 12, 12, 8), (1, 6, 6, 16)
     spread = g.add("DEPTHWISE_CONV_2D", (0, *g.weights(1, 3, 3, 8, scale=0.01)), image, 0.1, 130, depth_multiplier=1)
     added = g.add("ADD", (0, spread), image, 0.12, 110)
@@ -98,27 +108,76 @@ def mixed_graph(seed: int) -> Graph:
     whole = {"filter_height": 6, "filter_width": 6, "padding": "VALID"}
     mean = g.add("AVERAGE_POOL_2D", (logistic,), (1, 1, 1, 32), 1 / 256, 0, **whole)
     g.add("FULLY_CONNECTED", (mean, *g.weights(10, 32)), (1, 10), 0.05, 128)
-    outputs = tuple(op.outputs[0] for op in g.operators)
-    return Graph("main", tuple(g.tensors), (0,), outputs, tuple(g.operators))
+    return g.graph()
 
 
-@step(35)
+def normalised_graph(seed: int) -> Graph:
+    """SOFTMAX and L2 normalisation of 9 and of 65 channels."""
+    g = _Graph(seed, 1, 5, 7, 9)
+    wide = g.add("CONV_2D", (0, *g.weights(65, 1, 1, 9, scale=0.0005)), (1, 5, 7, 65), 0.1, 120)
+    for source, c in ((0, 9), (wide, 65)):
+        g.add("SOFTMAX", (source,), (1, 5, 7, c), 1 / 256, 0, beta=1.0)
+        g.add("L2_NORMALIZATION", (source,), (1, 5, 7, c), 1 / 128, 128)
+    return g.graph()
+
+
+def transposed_graph(seed: int) -> Graph:
+    """Transposed convolutions of stride 2, which write every second row and column at a time."""
+    g = _Graph(seed, 1, 7, 6, 8)
+    for kernel in (2, 3):
+        weights, _ = g.weights(12, kernel, kernel, 8, scale=0.002)
+        shape = g.constant(np.array([1, 14, 12, 12], np.int32))
+        g.add("TRANSPOSE_CONV", (shape, weights, 0), (1, 14, 12, 12), 0.05, 110, stride_h=2, stride_w=2)
+    return g.graph()
+
+
+def dense_graph(seed: int) -> Graph:
+    """Dense layers on several tiles, one behind the other: each collects the vector that the one before has left."""
+    g, last, inputs = _Graph(seed, 1, 1, 1, 96), 0, 96
+    for outputs in (300, 1000, 200, 600):
+        last = g.add("FULLY_CONNECTED", (last, *g.weights(outputs, inputs, scale=0.0004)), (1, outputs), 0.1, 128)
+        inputs = outputs
+    return g.graph()
+
+
+def errors(bench: Bench, seed: int, graph: Graph) -> dict[str, int]:
+    """Wrong codes of every output, against the layer reference."""
+    names = tuple(f"t{number}" for number in range(len(graph.tensors)))
+    lowering = Lowering(graph, names, 1)
+    for number in range(len(graph.operators)):
+        lowering.take(number)
+    program = NetworkProgram(lowering.network("mixed", tuple(names[number] for number in graph.outputs)))
+    x = np.random.default_rng(seed).integers(0, 256, graph.tensors[0].shape, np.uint8)
+    expected = evaluate(graph, {"x": x})
+    bench.stick.run(program.caching())
+    raw = bench.stick.run(program.execution, {names[0]: program.pack(x)})
+    wrong = {}
+    for number in graph.outputs:
+        layer = program.execution.layer(names[number])
+        got, name = unpack_output(layer, raw[layer.name]), graph.tensors[number].name
+        wrong[f"{name} of {seed}"] = int((got.reshape(-1) != expected[name].reshape(-1)).sum())
+    return wrong
+
+
+@step(35, 51)
 def networks(bench: Bench) -> Finding:
     """Networks of depthwise and plain convolutions, ADD, MUL, joins, both pools, LOGISTIC and a dense layer."""
-    wrong = {}
-    for seed in (1, 2):
-        graph = mixed_graph(seed)
-        names = tuple(f"t{number}" for number in range(len(graph.tensors)))
-        lowering = Lowering(graph, names, 1)
-        for number in range(len(graph.operators)):
-            lowering.take(number)
-        program = NetworkProgram(lowering.network("mixed", tuple(names[number] for number in graph.outputs)))
-        x = np.random.default_rng(seed).integers(0, 256, graph.tensors[0].shape, np.uint8)
-        expected = evaluate(graph, {"x": x})
-        bench.stick.run(program.caching())
-        raw = bench.stick.run(program.execution, {names[0]: program.pack(x)})
-        for number in graph.outputs:
-            layer = program.execution.layer(names[number])
-            got, name = unpack_output(layer, raw[layer.name]), graph.tensors[number].name
-            wrong[f"{name} of {seed}"] = int((got.reshape(-1) != expected[name].reshape(-1)).sum())
-    return all_right(wrong)
+    return all_right(errors(bench, 1, mixed_graph(1)) | errors(bench, 2, mixed_graph(2)))
+
+
+@step(47, 48)
+def normalisations(bench: Bench) -> Finding:
+    """SOFTMAX and L2 normalisation over the channels of a map, in a network."""
+    return all_right(errors(bench, 1, normalised_graph(1)))
+
+
+@step(49)
+def interleaved_results(bench: Bench) -> Finding:
+    """Transposed convolutions: results in every second row and column."""
+    return all_right(errors(bench, 1, transposed_graph(1)))
+
+
+@step(50)
+def senders_take_turns(bench: Bench) -> Finding:
+    """One ring send of several tiles, each in its turn: a chain of dense layers on up to sixteen tiles."""
+    return all_right(errors(bench, 1, dense_graph(1)))
