@@ -118,12 +118,14 @@ def grow(page: Page, count: str) -> None:
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_page(browser: Any, width: int, scheme: str) -> None:
-    with served(PacedEngine(0.008, context=512), TOKENIZER) as server:
+    engine = PacedEngine(0.05, context=512)  # slow, and long stories: a busy browser has time to stop them
+    with served(engine, TOKENIZER) as server:
         page = Page(browser, server.url, width, scheme)
         assert page.fits()
-        page.tab.fill("#length", "490")  # long enough to be stopped on a busy machine
+        page.tab.fill("#length", "490")
         write_stop_edit_go_on(page, "A word1 word2")
         page.tab.fill("#length", "60")
+        engine.seconds = 0.008
         grow(page, "16")
         page.until(lambda: "Press one" in page.text("#grown"))
         page.tab.click(".card >> nth=3")
@@ -142,7 +144,7 @@ def test_page(browser: Any, width: int, scheme: str) -> None:
 
 
 def test_errors_are_shown(browser: Any) -> None:
-    engine = PacedEngine(0.01, context=512)
+    engine = PacedEngine(0.05, context=512)
     with served(engine, TOKENIZER, Limits(active=1, waiting=0)) as server:
         page = Page(browser, server.url, 1280)
         page.tab.fill("#story", "word " * 200)
@@ -151,6 +153,7 @@ def test_errors_are_shown(browser: Any) -> None:
         other = Page(browser, server.url, 1280)
         for tab in (other, page):
             tab.tab.fill("#story", "word1")
+            tab.tab.fill("#length", "490")
             tab.tab.click("#go")
         page.until(lambda: "asking again in" in page.text("#said"))
         other.tab.close()  # its request is taken back
