@@ -30,18 +30,25 @@ Command = Callable[..., Result]
 OnBus = Callable[..., StickBus]
 
 
+def command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> tuple[int, str, str]:
+    """Exit code, output and errors of ``coral ARGUMENTS`` in this process."""
+    monkeypatch.setattr(sys, "argv", ["coral", *map(str, arguments)])
+    code: object = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    return int(code or 0) if isinstance(code, int | None) else 1, *capsys.readouterr()
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs ``coral ARGUMENTS`` in this process."""
 
     def command(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["coral", *map(str, arguments)])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-        return Result(int(code or 0) if isinstance(code, int | None) else 1, *capsys.readouterr())
+        return Result(*command_line(monkeypatch, capsys, *arguments))
 
     return command
 

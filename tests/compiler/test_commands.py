@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from apps.conftest import command_line
 
 import coral
 from coral.apps.direct import DirectChip
-from coral.cli import main
 from coral.compiler import CompileError
 from coral.evaluate import evaluate
 from coral.package.strict import strict_checks
@@ -22,13 +21,7 @@ from coral.package.strict import strict_checks
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     def command(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr(sys, "argv", ["coral", *map(str, arguments)])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-        return (code if isinstance(code, int) else 0, *capsys.readouterr())
+        return command_line(monkeypatch, capsys, *arguments)
 
     return command
 
