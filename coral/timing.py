@@ -82,16 +82,19 @@ def scalar_loop_cycles(stream: bytes) -> int:
 def _busiest(streams: Iterable[bytes], cost: Any) -> float:
     tiles = [0.0] * TILES
     for stream in streams:
-        for op, times in _ops(stream):
-            mask = (1 << TILES) - 1 if op.tile_mask_indirect else op.tile_mask
-            for tile in range(TILES):
-                if mask >> tile & 1:
-                    tiles[tile] += times * cost(op)
+        for _, op, times in ops(stream):
+            for tile in tiles_of_op(op):
+                tiles[tile] += times * cost(op)
     return max(tiles)
 
 
-def _ops(stream: bytes) -> Iterator[tuple[Any, int]]:
-    """Every op and how often it runs (loops of the scalar core; branches count as not taken)."""
+def tiles_of_op(op: Any) -> list[int]:
+    """The tiles that an op is for; all where a register says it."""
+    return [tile for tile in range(TILES) if op.tile_mask_indirect or op.tile_mask >> tile & 1]
+
+
+def ops(stream: bytes) -> Iterator[tuple[int, Any, int]]:
+    """Every op: its instruction word and how often it runs (loops of the scalar core; branches count as not taken)."""
     until, times = 0, 1
     for word, instruction in isa.decode(stream):
         if word >= until:
@@ -99,7 +102,7 @@ def _ops(stream: bytes) -> Iterator[tuple[Any, int]]:
         if isinstance(instruction, isa.Loop):
             until, times = word + 1 + instruction.body, instruction.count
         elif isinstance(instruction, isa.Op | isa.OpMax | isa.OpSum | isa.OpResize):
-            yield instruction, times
+            yield word, instruction, times
 
 
 def call_seconds(cycles: float, to_chip_bytes: int, from_chip_bytes: int, clock_hz: float = CLOCK_HZ) -> float:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coral.compiler import Compiled, CompileError, compile_models
+from coral.compiler import CompileError, compile_models
 from coral.compiler.report import Report
 from coral.driver import CLOCK_HZ
 
@@ -73,7 +73,11 @@ def compile_files(
         for one, target in zip(reports, targets, strict=True):
             show(one, target)
     if picture is not None:
-        _draw(compiled, targets, picture, clock)
+        from coral.apps.trace import trace
+
+        for model, target in zip(models, targets, strict=True):
+            ending = f"_{model.stem}" if len(models) > 1 else ""
+            trace(target, None, picture.with_stem(picture.stem + ending), clock=clock, quiet=report != "text")
 
 
 def _target(model: Path, out: Path | None, count: int) -> Path:
@@ -86,24 +90,32 @@ def _target(model: Path, out: Path | None, count: int) -> Path:
     return out
 
 
-def _draw(compiled: Sequence[Compiled], targets: Sequence[Path], picture: Path, clock: str) -> None:
-    from coral.apps.trace import trace
-
-    if len(compiled) > 1 or len(compiled[0].programs) != 1:
-        raise CompileError("a picture shows one program: compile one model whose chip part is one")
-    trace(targets[0], None, picture, clock=clock)
+WIDTH, NAME = 150, 32
+"""Columns of a report that goes to a file or a pipe; of an operator's output, whose end says most."""
 
 
 def show(report: Report, target: Path) -> None:
     """Prints a report."""
     console = Console()
-    table = Table("", "operator", "output", "place", "tiles", "cycles", "share", "weights", "why", title=report.model)
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    table = Table(title=Text(report.model), box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for heading in ("", "operator", "output", "place"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("tiles", "steps", "us", "share", "weights", "code"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    table.add_column("why, or how", ratio=1)
     for d in report.decisions:
-        cells = [str(d.number), d.op, d.output.split(";")[0], d.place, str(d.tiles or "")]
-        cells += [f"{d.cycles:,.0f}", f"{d.share:.1%}"] if d.cycles else ["", ""]
-        cells += [f"{d.weight_bytes:,}" if d.weight_bytes else "", d.reason]
-        table.add_row(*(Text(cell, overflow="fold") for cell in cells))
+        figures = [d.tiles, d.steps, d.seconds * 1e6, d.share * 100, d.weight_bytes, d.instruction_bytes]
+        formats = ("{:,}", "{:,}", "{:,.1f}", "{:.1f}%", "{:,}", "{:,}")
+        cells = [form.format(n) if n else "" for form, n in zip(formats, figures, strict=True)]
+        table.add_row(*map(Text, (str(d.number), d.op, _ending(d.output), d.place, *cells, d.reason)))
     console.print(table)
+    console.print(
+        f"steps of the busiest tile; us on the chip predicted at {report.clock_hz / 1e6:.0f} MHz, on the host guessed; "
+        "share of the chip's work; bytes of weights and instructions",
+        highlight=False,
+    )
     for index, p in enumerate(report.programs):
         passes = f", {p.passes} passes" if p.passes > 1 else ""
         console.print(
@@ -115,3 +127,9 @@ def show(report: Report, target: Path) -> None:
         )
     stays = "parameters stay on the chip" if report.resident else "parameters are sent again when programs alternate"
     console.print(f"{target}: {report.file_bytes:,} bytes; {stays}", highlight=False, markup=False)
+
+
+def _ending(name: str) -> str:
+    """The first of a tensor's names; of a long one its end."""
+    name = name.split(";")[0]
+    return name if len(name) <= NAME else "…" + name[1 - NAME :]

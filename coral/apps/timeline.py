@@ -15,13 +15,13 @@ import numpy as np
 
 from coral import isa, timing
 from coral.apps.direct import DirectChip
-from coral.apps.model import Array, Model
+from coral.apps.model import Array, OnChip
 from coral.chip import Chip
 from coral.chip.layout import SCALAR_NODE, TILES, UNIT_BYTES
 from coral.chip.machine import DONE, Job, Machine, Queue
 from coral.chip.scalar import SCALAR_UNITS, ScalarCore
 from coral.isa import signed16
-from coral.package.program import Base, DmaHint, InstructionHint
+from coral.package.program import Base, DmaHint, InstructionHint, Program
 
 PACKET_CYCLES = 4.0
 """Of 256 bytes on the ring."""
@@ -85,10 +85,12 @@ class Timeline:
         return timing.CALL_S + self.cycles / self.clock_hz
 
 
-def record(model: Model, arrays: Mapping[str, Array], clock_hz: float = timing.CLOCK_HZ) -> Timeline:
-    """Runs the chip part of a model once, without USB, and times it. Errors as ``DirectChip.run``."""
+def record(part: OnChip, values: Mapping[int, Array], clock_hz: float = timing.CLOCK_HZ) -> Timeline:
+    """Runs a program of a model once, without USB, and times it; inputs by tensor number, zero points where there are
+    none. Errors as ``DirectChip.run``.
+    """
     machines: list[TimedMachine] = []
-    transfers, arrivals = _arrivals(model, clock_hz)
+    transfers, arrivals = _arrivals(part.program, clock_hz)
 
     class Recorded(TimedMachine):
         def __init__(self, *arguments: Any) -> None:
@@ -98,10 +100,10 @@ def record(model: Model, arrays: Mapping[str, Array], clock_hz: float = timing.C
             machines.append(self)
 
     target = DirectChip(Chip(replay=False))
-    if model.caching is not None:
-        target.ensure_cached(model.caching)
+    if part.caching is not None:
+        target.ensure_cached(part.caching)
     target.chip.machine_type = Recorded
-    target.run(model.program, model.packed({p.number: p.codes(arrays[p.name]) for p in model.inputs}))
+    target.run(part.program, part.packed(values))
     machine, rate = machines[-1], clock_hz / timing.FROM_CHIP_BYTES_PER_S
     outputs = [s for s in machine.slices if s.unit == OUTFEED]
     transfers += [(FROM_CHIP, s.where, s.begin, s.end) for s in outputs]
@@ -113,13 +115,13 @@ def record(model: Model, arrays: Mapping[str, Array], clock_hz: float = timing.C
     return Timeline(machine.slices, transfers, max(ends), clock_hz, machine.first_readers)
 
 
-def _arrivals(model: Model, clock_hz: float) -> tuple[list[tuple[str, str, float, float]], dict[int, History]]:
+def _arrivals(program: Program, clock_hz: float) -> tuple[list[tuple[str, str, float, float]], dict[int, History]]:
     """Transfers to the chip, one after the other, and by stream (1 activations, 0 parameters) when bytes are there."""
     transfers, time = [], 0.0
     arrivals = {0: History(), 1: History()}
-    for hint in model.program.hints:
+    for hint in program.hints:
         if isinstance(hint, InstructionHint):
-            name, size, stream = "instructions", len(model.program.bitstreams[hint.chunk].data), None
+            name, size, stream = "instructions", len(program.bitstreams[hint.chunk].data), None
         elif isinstance(hint, DmaHint) and not hint.out:
             parameters = hint.base is Base.PARAMETER
             name, size, stream = hint.name or hint.base.name.lower(), hint.size, 0 if parameters else 1

@@ -31,8 +31,11 @@ def trace(
     inputs: Sequence[Path] = (),
     random: int | None = None,
     clock: str = "std",
+    quiet: bool = False,
 ) -> None:
-    """Runs the chip part of a model once, without USB, and writes a trace (JSON) and a picture (PNG).
+    """Runs the chip part of a model once, without USB, and writes a trace (JSON) and a picture (PNG). Of several
+    programs each gets its own, numbered; the inputs of later ones are zero points where they are not the model's.
+    ``quiet``: prints nothing.
 
     :raises CoralError: neither is asked for, or the clock is unknown; FileError, ModelError, ProgramFault
     """
@@ -42,21 +45,25 @@ def trace(
         raise CoralError(f"clock {clock!r} is unknown, there are {', '.join(CLOCK_HZ)}")
     model = load(path, device=DirectChip(), host=False)
     arrays = given(model.inputs, inputs, 0 if random is None else random)
-    with explained(model.program), Console(stderr=True).status(f"running {path.name} with every job timed"):
-        timeline = record(model, arrays, float(CLOCK_HZ[clock]))
-    if out is not None:
-        out.write_text(json.dumps(chrome_trace(timeline, path.name)))
-    if picture is not None:
-        from coral.apps.picture import draw
+    values = {port.number: port.codes(arrays[port.name]) for port in model.inputs}
+    for number, part in enumerate(model.chips):
+        ending = f"_{number}" if len(model.chips) > 1 else ""
+        name = f"{path.name}{ending and f', program {number}'}"
+        with explained(part.program), Console(stderr=True).status(f"running {name} with every job timed"):
+            timeline = record(part, values, float(CLOCK_HZ[clock]))
+        if out is not None:
+            out.with_stem(out.stem + ending).write_text(json.dumps(chrome_trace(timeline, name)))
+        if picture is not None:
+            from coral.apps.picture import draw
 
-        draw(timeline, path.name, picture)
-    Console().print(
-        f"{path.name}: predicted {timeline.predicted_seconds * 1e3:.3f} ms per call at "
-        f"{timeline.clock_hz / 1e6:.0f} MHz, of which {timing.CALL_S * 1e3:.3f} ms fixed; "
-        f"{len(timeline.slices):,} jobs",
-        highlight=False,
-        markup=False,
-    )
+            draw(timeline, name, picture.with_stem(picture.stem + ending))
+        Console(quiet=quiet).print(
+            f"{name}: predicted {timeline.predicted_seconds * 1e3:.3f} ms per call at "
+            f"{timeline.clock_hz / 1e6:.0f} MHz, of which {timing.CALL_S * 1e3:.3f} ms fixed; "
+            f"{len(timeline.slices):,} jobs",
+            highlight=False,
+            markup=False,
+        )
 
 
 def chrome_trace(timeline: Timeline, name: str) -> dict[str, Any]:

@@ -125,6 +125,11 @@ class Builder:
         self._instructions.append(instruction)
         self._word += cls.words
 
+    @property
+    def words(self) -> int:
+        """Instruction words so far, the start's included: where the next one will lie."""
+        return self._word
+
     def count(self, counter: TileCounter, tiles: int) -> int:
         """Value that ``counter`` will have reached on the tiles of a mask; CodegenError if they differ."""
         values = {self._tile_counts[t][counter] for t in tiles_of(tiles)}

@@ -19,11 +19,12 @@ from coral.compiler.lowering import Lowering
 from coral.compiler.rows import Cut, banded
 from coral.package.graph import Graph
 
-ALONE = "nothing reads its result"
+ALONE, SEEN = "nothing reads its result", "only another way to see a tensor"
 LARGE_IMAGE = 500_000
 """Elements of a tensor from which on a network that has no program is cut into bands of rows."""
 OPERATOR_SECONDS, RESULT_SECONDS, PRODUCT_SECONDS = 5e-6, 4e-9, 1e-9
 """Guesses at a host: an operator's start, a result, a product of a layer."""
+PRODUCTS = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV"}
 
 
 @dataclass
@@ -169,6 +170,15 @@ def host_seconds(segment: Segment, stages: Sequence[nw.Stage] | None = None) -> 
     return seconds
 
 
+def operator_seconds(graph: Graph, number: int) -> float:
+    """The same guess for an operator of a graph, from the shapes of its results and its largest constant."""
+    op = graph.operators[number]
+    results = sum(math.prod(graph.tensors[i].shape) for i in op.outputs if i >= 0)
+    constants = [t for i in op.inputs if i >= 0 and (t := graph.tensors[i]).data is not None and op.name in PRODUCTS]
+    taps = max((math.prod(t.shape) // graph.tensors[op.outputs[0]].shape[-1] for t in constants), default=0)
+    return OPERATOR_SECONDS + results * (RESULT_SECONDS + taps * PRODUCT_SECONDS)
+
+
 def _take(graph: Graph, names: tuple[str, ...], images: int, chip: list[Lowering], number: int, first: int) -> int:
     """The level at which an operator joins; it opens one where it cannot follow. :raises Refused: it has no place."""
     problem: Refused | None = None
@@ -211,7 +221,7 @@ def _fitted(found: Partition, numbers: Sequence[int], live: set[int]) -> list[Se
         parts = [part for half in (numbers[:middle], numbers[middle:]) for part in _fitted(found, half, live)]
         return _merged(found, parts, live)
     if segment is None:
-        found.reasons |= dict.fromkeys(numbers, "only another way to see a tensor")
+        found.reasons |= dict.fromkeys(numbers, SEEN)
         return list(numbers)
     return [segment, *segment.echoes]
 

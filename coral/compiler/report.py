@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from coral import isa, timing
 from coral.codegen import network as nw
-from coral.codegen.network.cost import stage_cycles
-from coral.compiler.partition import Partition, Segment
+from coral.compiler.partition import ALONE, SEEN, Partition, Segment, operator_seconds
 from coral.package.graph import Graph
 from coral.package.program import Program
 
 RENAMED = "the same codes in the same place: nothing to do"
 ECHO = "renames a result of the chip on the host"
+TILES, WORD_BYTES = 16, 16
+"""Of the chip; of an instruction word."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One operator of the graph. ``place`` is "host" or "chip" with the program's number; ``cycles`` and ``share`` are
-    predicted, of the operator and of all the chip's work; ``weight_bytes`` as in the model."""
+    """One operator of the graph. ``place`` is "host" or "chip" with the program's number; ``reason`` says why it is
+    there, or how the chip computes it.
+
+    ``tiles`` that compute it, ``steps`` of the busiest of them; ``cycles`` (250 or more million a second) and ``share``
+    of all the chip's work are predicted, ``seconds`` too, or on the host guessed; ``instruction_bytes`` of its part of
+    the program, ``weight_bytes`` as in the model.
+    """
 
     number: int
     op: str
@@ -28,9 +36,12 @@ class Decision:
     place: str
     reason: str
     tiles: int = 0
+    steps: int = 0
     cycles: float = 0.0
+    seconds: float = 0.0
     share: float = 0.0
     weight_bytes: int = 0
+    instruction_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,21 +82,19 @@ def report_of(
 ) -> Report:
     """The report on a partition and its programs, at a clock of the chip."""
     found = [program_report(p.execution, clock_hz, p.batch, p.passes, len(p.parameters)) for p in programs]
-    decisions: dict[int, Decision] = {}
+    graph, decisions = partition.graph, dict[int, Decision]()
     for number, reason in partition.reasons.items():
-        decisions[number] = _decision(partition.graph, partition.names, number, "host", reason)
+        seconds = operator_seconds(graph, number) if reason not in (ALONE, SEEN) else 0.0
+        decisions[number] = _decision(graph, partition.names, number, "host", reason, seconds=seconds)
     for index, (segment, program) in enumerate(zip(partition.segments, programs, strict=True)):
-        cost = _costs(segment, program)
+        works = _works(segment, program)
         for number in segment.operators:
-            tiles, cycles, weights = cost.get(number, (0, 0.0, 0))
-            place = f"chip {index}"
+            work, place = works.get(number, Work()), f"chip {index}"
+            said = [RENAMED if number not in works else work.how] + [ECHO] * (number in segment.echoes)
             if segment.band and number in decisions:
-                place, cycles = f"{decisions[number].place}, {index}", cycles + decisions[number].cycles
-            reason = ("" if number in cost else RENAMED) + (f"; {ECHO}" if number in segment.echoes else "")
-            decisions[number] = _decision(
-                partition.graph, partition.names, number, place, reason.removeprefix("; "),
-                tiles=tiles, cycles=cycles, weight_bytes=weights,
-            )  # fmt: skip
+                place = f"{decisions[number].place}, {index}"
+            one = _decision(graph, partition.names, number, place, "; ".join(said), **work.figures(clock_hz))
+            decisions[number] = _together(decisions[number], one) if segment.band and number in decisions else one
     total = sum(d.cycles for d in decisions.values()) or 1.0
     ordered = tuple(replace(d, share=d.cycles / total) for _, d in sorted(decisions.items()))
     return Report(name, len(data), resident, clock_hz, sum(p.seconds for p in found), tuple(found), ordered)
@@ -97,20 +106,52 @@ def _decision(graph: Graph, names: Sequence[str], number: int, place: str, reaso
     return Decision(number, op.name, output, place, reason, **figures)
 
 
-def _costs(segment: Segment, program: nw.NetworkProgram) -> dict[int, tuple[int, float, int]]:
-    """(tiles, predicted cycles of all passes, weight bytes) by operator; copies count for who reads them."""
+def _together(a: Decision, b: Decision) -> Decision:
+    """One operator in several bands of rows: the work of all of them, in the words of the last."""
+    sums = {k: getattr(a, k) + getattr(b, k) for k in ("steps", "cycles", "seconds", "instruction_bytes")}
+    return replace(b, tiles=max(a.tiles, b.tiles), **sums)
+
+
+class Work:
+    """What a program does for one operator: per tile steps and predicted cycles, bytes, and how."""
+
+    def __init__(self) -> None:
+        self.steps, self.cycles, self.weight_bytes, self.instruction_bytes = [0] * TILES, [0.0] * TILES, 0, 0
+        self.how = ""
+
+    def figures(self, clock_hz: float) -> dict[str, Any]:
+        """Of the busiest tile."""
+        cycles = max(self.cycles)
+        return {
+            "tiles": sum(n > 0 for n in self.steps), "steps": max(self.steps), "cycles": cycles,
+            "seconds": cycles / clock_hz, "weight_bytes": self.weight_bytes,
+            "instruction_bytes": self.instruction_bytes,
+        }  # fmt: skip
+
+
+def _works(segment: Segment, program: nw.NetworkProgram) -> dict[int, Work]:
+    """By operator, from the program's own instructions; copies, and what is computed in bands, count for who reads
+    them. All passes together."""
     made_by, plan = dict(segment.lowering.made_by), program.plan
     for stage in reversed(plan.stages):
+        made_by.setdefault(stage.output, made_by.get(stage.output.rpartition("@")[0], -1))
         for name in stage.inputs:
-            made_by.setdefault(name, made_by.get(stage.output, -1))
-    found: dict[int, tuple[int, float, int]] = {}
-    for stage in plan.stages:
-        number = made_by.get(stage.output, -1)
-        tiles, cycles, weights = found.get(number, (0, 0.0, 0))
-        mask = plan.spread_tiles(stage.output) if stage.output in plan.spread else plan.working(stage.output)
-        cycles += stage_cycles(plan, stage) * program.passes
-        weights += stage.weights.nbytes if isinstance(stage, nw.Conv) else 0
-        found[number] = max(tiles, mask.bit_count()), cycles, weights
+            if name not in plan.network.inputs:
+                made_by.setdefault(name, made_by.get(name.rpartition("@")[0], made_by[stage.output]))
+    found: dict[int, Work] = {}
+    begins = [*program.begins.values()]
+    for stage, (begin, end) in zip(plan.stages, pairwise(begins), strict=True):
+        work = found.setdefault(made_by[stage.output], Work())
+        work.instruction_bytes += (end - begin) * WORD_BYTES
+        if isinstance(stage, nw.Conv) and (stage.output in segment.lowering.made_by or stage.output.endswith("@0")):
+            work.weight_bytes += stage.weights.nbytes
+        if made_by[stage.output] == segment.lowering.made_by.get(stage.output) or not work.how:
+            work.how = nw.describe(program, stage)
+    for word, op, times in timing.ops(program.execution.bitstreams[0].data):
+        work = found[made_by[plan.stages[bisect_right(begins, word) - 1].output]]
+        for tile in timing.tiles_of_op(op):
+            work.steps[tile] += timing.op_steps(op) * times * program.passes
+            work.cycles[tile] += timing.op_cycles(op) * times * program.passes
     return found
 
 

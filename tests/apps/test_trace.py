@@ -23,7 +23,8 @@ from tests.apps.pairs import pair
 
 def timed(corpus: Path, name: str, clock_hz: float = timing.CLOCK_HZ) -> tuple[Model, Timeline]:
     model = load(pair(corpus, name)[1], device=DirectChip(), host=False)
-    return model, record(model, random_inputs(model.inputs, 0), clock_hz)
+    inputs = random_inputs(model.inputs, 0)
+    return model, record(model.chips[0], {p.number: inputs[p.name] for p in model.inputs}, clock_hz)
 
 
 def test_history() -> None:

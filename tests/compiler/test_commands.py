@@ -63,9 +63,12 @@ def test_the_picture(run: Any, corpus: Path, tmp_path: Path) -> None:
     with image.open(picture) as drawn:
         assert drawn.format == "PNG"
         assert len(drawn.convert("RGB").getcolors(1 << 20)) > 5
-    code, _, error = run("compile", *models, "-o", tmp_path / "both", "--report", "none", "--picture", picture)
-    assert code == 1
-    assert "a picture shows one program" in error
+    code, text, _ = run("compile", *models, "-o", tmp_path / "both", "--report", "json", "--picture", picture)
+    assert code == 0
+    assert [r["model"] for r in json.loads(text)] == ["dense_256", "dense_512"]
+    for model in models:
+        with image.open(tmp_path / f"picture_{model.stem}.png") as drawn:
+            assert drawn.format == "PNG"
     code, _, error = run("compile", models[0], "-o", out, "--report", "none", "--picture", tmp_path / "no" / "x.png")
     assert code == 1
     assert "x.png" in error.replace("\n", "")

@@ -1,5 +1,6 @@
 """Whole networks as one pair of programs, in a regular form of our own. Source: docs/network.md."""
 
+from coral.codegen.network.describe import describe
 from coral.codegen.network.graph import (
     POINT,
     Add,
@@ -60,6 +61,7 @@ __all__ = [
     "Tensor",
     "TransposeConv",
     "Window",
+    "describe",
     "in_rows",
     "matmul",
     "programs",

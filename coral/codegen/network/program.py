@@ -184,9 +184,13 @@ class NetworkProgram:
             b.begin_passes([layer.size_bytes for layer in (*inputs, *outputs)])
         receive_inputs(b, plan, {x.name: x.size_bytes for x in inputs})
         exchanged: set[str] = set()
+        self.begins: dict[str, int] = {}
+        """Results of stages in order -> first instruction word; under "" that of the outputs' transfers."""
         for stage in plan.stages:
+            self.begins[stage.output] = b.words
             self._stage(b, stage, exchanged)
             exchanged.discard(plan.roots[stage.output][0])  # a part that is written later has to be exchanged, too
+        self.begins[""] = b.words
         b.separate()
         for index, name in enumerate(plan.network.outputs):
             send_output(b, plan, name, self.images, index)
