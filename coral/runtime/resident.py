@@ -70,6 +70,11 @@ class Stats:
     predicted_seconds: float = 0.0
 
     @property
+    def to_chip_bytes(self) -> int:
+        """Everything sent but the instructions of uploads."""
+        return self.instruction_bytes + self.input_bytes + self.streamed_bytes + self.upload_bytes
+
+    @property
     def predicted_seconds_per_call(self) -> float:
         """Mean of the predictions (docs/runtime.md) over all calls; 0 before the first."""
         return self.predicted_seconds / self.calls if self.calls else 0.0

@@ -151,10 +151,13 @@ def test_weights_that_the_chip_cannot_hold():
     """9 MiB of weights: most of them stay, the others come with every call; a small layer fits beside them."""
     spec, x, w, b = layer(np.random.default_rng(0), 3072, 3072, rows=2)
     other = layer(np.random.default_rng(1), 64, 64)
-    with opened() as (runtime, _):
+    with opened() as (runtime, stick):
+        stats, c, loaders = runtime.stats, stick.counters, []
         for m in (2, 1, 2):
             np.testing.assert_array_equal(runtime.linear(spec, x[:m], w, b, key=0), reference(spec, x[:m], w, b))
-        stats = runtime.stats
+            sent = c.instruction_bytes + c.input_bytes + c.parameter_bytes
+            loaders.append(sent - stats.to_chip_bytes)
+        assert 0 < loaders[0] == loaders[1] == loaders[2] < 16384
         assert (stats.calls, stats.uploads) == (3, 1)
         assert stats.upload_bytes + stats.streamed_bytes // 3 < 10 << 20
         assert stats.streamed_bytes // 3 < 3 << 20

@@ -145,6 +145,7 @@ def test_stats_of_one_call(runtime):
     runtime.linear(spec, x, w, b)
     s = runtime.stats
     assert (s.input_bytes, s.output_bytes, s.upload_bytes) == (64, 64, 17 * 256)
+    assert s.to_chip_bytes == s.instruction_bytes + 64 + 17 * 256
     transfers, events = 4, 2
     loader = s.usb_bytes - (s.instruction_bytes + 64 + 64 + 17 * 256 + 8 * transfers + 16 * events)
     assert loader % 16 == 0

@@ -74,8 +74,8 @@ class BlocksEngine:
         if self.runtime is None:
             return Usage()
         chip = self.runtime.stats
-        sent = chip.instruction_bytes + chip.input_bytes + chip.streamed_bytes + chip.upload_bytes
-        return Usage(chip.calls, sent, chip.output_bytes, chip.predicted_seconds + self._loading, self._seconds)
+        predicted = chip.predicted_seconds + self._loading
+        return Usage(chip.calls, chip.to_chip_bytes, chip.output_bytes, predicted, self._seconds)
 
     def weights(self) -> list[Weights]:
         """See :class:`~coral.llm.engine.Engine`."""

@@ -199,8 +199,7 @@ class MatmulEngine(TinygradEngine):
         from coral.backend import stats
 
         chip = self._chip.stats
-        sent = chip.instruction_bytes + chip.input_bytes + chip.upload_bytes
-        return Usage(chip.calls, sent, chip.output_bytes, chip.predicted_seconds, stats().chip_seconds)
+        return Usage(chip.calls, chip.to_chip_bytes, chip.output_bytes, chip.predicted_seconds, stats().chip_seconds)
 
     def weights(self) -> list[Weights]:
         """See :class:`~coral.llm.engine.Engine`."""

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 from story_models import CountingEngine, random_checkpoint
+from tinygrad.device import Device
 
 from apps.stories.conftest import TOKENIZER
 from coral.apps.stories.engines import Both, Model, StoriesError, load_model, open_engine, where
 from coral.apps.stories.evaluate import evaluate, predictions, quality, written
 from coral.llm.checkpoint import CheckpointError, Config
-from coral.llm.engine import Engine, EngineError
+from coral.llm.engine import Engine, EngineError, Usage
 from coral.llm.fetch import PUBLIC, TOKENIZERS, FetchError
 from coral.llm.story import Sampling, Stories
 from coral.llm.tokenizer import TokenizerError
@@ -62,6 +63,15 @@ def test_the_stick_writes_what_the_host_writes(monkeypatch: pytest.MonkeyPatch) 
     assert host.usage().calls == 0
     with pytest.raises(EngineError, match="257 stories at once, 1 to 256"):
         stick.session(257)
+
+
+@pytest.mark.parametrize("name", ["matmul", "blocks"])
+def test_weights_that_come_with_every_call_are_bytes_sent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOCKCORAL", "1")
+    engine = open_engine(name, Model("tiny", random_checkpoint(TINY), TOKENIZER), "CORAL")
+    stats, before = Device["CORAL"].chip.stats, engine.usage()
+    monkeypatch.setattr(stats, "streamed_bytes", stats.streamed_bytes + 1000)
+    assert engine.usage().since(before) == Usage(to_chip_bytes=1000)
 
 
 def test_files_that_are_not_there(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
