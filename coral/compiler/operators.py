@@ -313,13 +313,17 @@ def spline(step: Step) -> None:
     step.add(nw.Requantise((value.name,), name, (-limit, limit), mult, 0, table))
 
 
+def _same_codes(step: Step) -> None:
+    x, y = step.call.input(0), step.call.output
+    if not x.same_quantisation(y) or x.tensor.type != y.tensor.type:
+        raise Refused("changes the quantisation")
+
+
 @lowers("RESHAPE", "SQUEEZE", "EXPAND_DIMS")
 def reshape(step: Step) -> None:
     """Only another way to see the same tensor."""
-    value = step.view(0)
-    call = step.call
-    if not call.input(0).same_quantisation(call.output) or call.input(0).tensor.type != call.output.tensor.type:
-        raise Refused("changes the quantisation")
+    call, value = step.call, step.view(0)
+    _same_codes(step)
     shape = image_shape(call.output.tensor, step.lowering.images)
     if math.prod(shape) != math.prod(value.shape):
         raise Refused(f"takes {value.shape} per image to {call.output.shape}")
@@ -337,6 +341,7 @@ def pad(step: Step) -> None:
     full[[0, *range(5 - rank, 4)]] = borders
     if full[[0, 3]].any():
         raise Refused("pads channels or images")
+    _same_codes(step)
     (top, bottom), (left, right) = full[1:3].tolist()
     step.same_as(Value(value.name, value.shape, ((top, bottom), (left, right))))
 

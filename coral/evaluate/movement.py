@@ -52,9 +52,9 @@ def split(call: Call) -> tuple[NDArray[Any], ...]:
 
 @operator("PAD")
 def pad(call: Call) -> tuple[NDArray[Any], ...]:
-    """With the zero point."""
+    """Codes as they are, between zero points of the output."""
     x, borders = call.input(0), call.constant(1)
     fits = borders.shape == (x.array.ndim, 2) and borders.min(initial=0) >= 0
     if not fits or tuple(n + sum(b) for n, b in zip(x.shape, borders.tolist(), strict=True)) != call.output.shape:
         raise EvaluateError(f"paddings {borders.tolist()} do not take {x.shape} to {call.output.shape}")
-    return (np.pad(x.array, borders, constant_values=x.tensor.zero_point),)
+    return (np.pad(x.array, borders, constant_values=call.output.tensor.zero_point),)

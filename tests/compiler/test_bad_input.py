@@ -136,3 +136,16 @@ def test_tensors_without_names_or_with_the_same(corpus: Path, tmp_path: Path):
     model = coral.load(compiled(same).data, device=DirectChip())
     names = [port.name for port in itertools.chain(model.inputs, model.outputs)]
     assert len(set(names)) == len(names)
+
+
+def test_a_pad_to_another_quantisation_stays_on_the_host():
+    """TFLite copies the codes and pads with the output's zero point; no converter writes this."""
+    borders = replace(tensor("p", (4, 2), "i4"), data=np.array([[0, 0], [1, 2], [0, 3], [0, 0]], np.int32))
+    other = replace(tensor("y", (1, 9, 9, 4)), zero_points=np.array([90]))
+    tensors = (tensor("x", (1, 6, 6, 4)), borders, other, replace(other, name="z"))
+    ops = (Operator("PAD", (0, 1), (2,), {}), Operator("RELU", (2,), (3,), {}))
+    graph = Graph("main", tensors, (0,), (3,), ops)
+    one = compiled(graph)
+    assert one.partition.reasons == {0: "changes the quantisation"}
+    x = np.random.default_rng(0).integers(0, 256, (1, 6, 6, 4)).astype(np.uint8)
+    assert (coral.load(one.data, device=DirectChip())(x) == run_operators(graph, range(2), {0: x})[3]).all()
