@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import GROUP, WORD_BYTES, ceil_div
-from coral.codegen.network.bands import Group, enlarged
+from coral.codegen.network.bands import enlarged
 from coral.codegen.network.graph import (
     Add,
     Concatenate,
@@ -22,7 +23,7 @@ from coral.codegen.network.graph import (
     Softmax,
     Stage,
 )
-from coral.codegen.network.layout import TooLarge, rewritten
+from coral.codegen.network.layout import Form, TooLarge, rewritten
 from coral.codegen.network.places import gathered_bytes, gathered_tiles, shared
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.steps import depthwise_steps, step_cost
@@ -83,38 +84,37 @@ def fitting(network: Network, grid: Grid, batch: int, *, own_input: bool = False
     while images:
         for own in kinds:
             try:
-                return Plan(network, grid, images, own_input=own)
+                return Plan(network, Form(grid, images, own))
             except ShapeError as error:
                 problem = problem or error
         images //= 2
     for own in kinds if grid.slots == 1 else ():
         try:
-            return in_bands(network, grid, own_input=own)
+            return in_bands(network, Form(grid, 1, own))
         except ShapeError as error:
             problem = error
     assert problem is not None
     raise problem
 
 
-def in_bands(network: Network, grid: Grid, *, own_input: bool) -> Plan:
-    """A plan for one image per tile whose groups of stages and numbers of bands are just large enough; or ShapeError.
+def in_bands(network: Network, form: Form) -> Plan:
+    """A plan of that form whose groups of stages and numbers of bands are just large enough; or ShapeError.
 
     Whatever is too large for narrow memory becomes an inner tensor of a group, or its group gets more bands.
     """
-    groups: tuple[Group, ...] = ()
-    whole = rewritten(network, grid, 1, own_input=own_input)
+    whole = rewritten(network, form)
     while True:
         try:
-            return Plan(network, grid, 1, own_input=own_input, groups=groups)
+            return Plan(network, form)
         except TooLarge as error:
             larger = None
             for name in error.tensors:
                 with suppress(ShapeError):
-                    larger = enlarged(whole, grid, groups, name.partition("@")[0], alone=error.alone)
+                    larger = enlarged(whole, form.grid, form.groups, name.partition("@")[0], alone=error.alone)
                     break
             if larger is None:
                 raise
-            groups = larger
+            form = replace(form, groups=larger)
 
 
 def candidates(network: Network, batch: int) -> list[Plan]:

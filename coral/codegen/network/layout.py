@@ -5,7 +5,7 @@ Source: docs/network.md, sections Tiling, Windows.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import gcd, lcm, prod
 
 from coral.codegen.errors import ShapeError
@@ -51,31 +51,35 @@ class TooLarge(ShapeError):
         self.tensors, self.alone = tensors, alone
 
 
-def rewritten(network: Network, grid: Grid, images: int, *, own_input: bool) -> Network:
-    """The network in the form that suits a plan with these fields."""
-    network = with_copies(with_dense_layers(lowered(network), shared=grid.slots == 1 and images == 1))
-    return with_padded_inputs(network, always=own_input)
+@dataclass(frozen=True)
+class Form:
+    """How a network lies on a grid of tiles, ``images`` per tile one behind the other.
+
+    ``own_input``: tiles keep their own positions of the input only, and exchange halos like those of any other tensor;
+    otherwise they keep all rows that they need at full width. ``groups`` are computed band by band, the channels of
+    ``region`` are divided among tiles.
+    """
+
+    grid: Grid
+    images: int
+    own_input: bool = False
+    groups: tuple[Group, ...] = ()
+    region: Region | None = None
+
+
+def rewritten(network: Network, form: Form) -> Network:
+    """The network as a plan of that form computes it, but for bands."""
+    network = with_copies(with_dense_layers(lowered(network), shared=form.grid.slots == 1 and form.images == 1))
+    return with_padded_inputs(network, always=form.own_input)
 
 
 class Layout:
-    """Splits and halos of all tensors of a network on a grid of tiles, without addresses.
+    """Splits and halos of all tensors of a network in a form, without addresses."""
 
-    Fields as of ``Plan``.
-    """
-
-    def __init__(
-        self,
-        network: Network,
-        grid: Grid,
-        images: int,
-        *,
-        own_input: bool = False,
-        groups: tuple[Group, ...] = (),
-        region: Region | None = None,
-    ) -> None:
-        self.own_input, self.grid, self.images, self.groups, self.region = own_input, grid, images, groups, region
-        self.source = network
-        self.network, self.bands = banded(rewritten(network, grid, images, own_input=own_input), grid, groups)
+    def __init__(self, network: Network, form: Form) -> None:
+        self.source, self.form = network, form
+        self.grid, self.images, self.own_input = form.grid, form.images, form.own_input
+        self.network, self.bands = banded(rewritten(network, form), form.grid, form.groups)
         self.tensors, self.stages = self.network.tensors, self.network.stages
         self.roots = self._roots()
         self.lattices = {
@@ -298,11 +302,13 @@ class Layout:
 
     def grid_of(self, name: str) -> Grid:
         """The grid that a tensor is cut for."""
-        return self.region.grid if self.region is not None and name in self.region.names else self.grid
+        region = self.form.region
+        return region.grid if region is not None and name in region.names else self.grid
 
     def shares(self, name: str) -> int:
         """Among how many tiles the channels of every position are divided."""
-        return self.grid_of(name).slots if self.region is not None and name in self.region.names else 1
+        region = self.form.region
+        return region.grid.slots if region is not None and name in region.names else 1
 
     def share_tiles(self, name: str, share: int) -> int:
         """The tiles that hold a share of the channels; all of them where channels are not divided."""

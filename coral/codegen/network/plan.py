@@ -11,7 +11,6 @@ from math import gcd
 
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import GROUP, WORD_BYTES, ceil_div, round_up
-from coral.codegen.network.bands import Group
 from coral.codegen.network.graph import (
     Add,
     Concatenate,
@@ -24,9 +23,9 @@ from coral.codegen.network.graph import (
     Slice,
     Stage,
 )
-from coral.codegen.network.layout import Layout, TooLarge
+from coral.codegen.network.layout import Form, Layout, TooLarge
 from coral.codegen.network.places import gathered, shared, temporaries
-from coral.codegen.network.tiling import Grid, Region, before_doubled
+from coral.codegen.network.tiling import before_doubled
 
 NARROW_BYTES = 192 * 1024
 
@@ -68,24 +67,10 @@ class Block:
 
 
 class Plan(Layout):
-    """Geometry of a network on a grid of tiles, ``images`` per tile one behind the other.
+    """Geometry of a network in a form. ShapeError, with the numbers, if there is no room."""
 
-    ``own_input``: tiles keep their own positions of the input only, and exchange halos like those of any other tensor;
-    otherwise they keep all rows that they need at full width. ``groups`` are computed band by band, the channels of
-    ``region`` are divided among tiles.
-    """
-
-    def __init__(
-        self,
-        network: Network,
-        grid: Grid,
-        images: int,
-        *,
-        own_input: bool = False,
-        groups: tuple[Group, ...] = (),
-        region: Region | None = None,
-    ) -> None:
-        super().__init__(network, grid, images, own_input=own_input, groups=groups, region=region)
+    def __init__(self, network: Network, form: Form) -> None:
+        super().__init__(network, form)
         self.blocks, self.narrow_bytes = self._allocate()
 
     # narrow memory

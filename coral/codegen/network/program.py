@@ -141,11 +141,7 @@ class NetworkProgram:
 
         CodegenError if its weights would lie elsewhere.
         """
-        plan = self.plan
-        new = Plan(
-            lowered(network), plan.grid, plan.images, own_input=plan.own_input, groups=plan.groups, region=plan.region
-        )
-        wide = self._place(new)
+        wide = self._place(Plan(lowered(network), self.plan.form))
         if [piece for piece, _ in wide.parts] != [piece for piece, _ in self.wide.parts]:
             raise CodegenError(f"network {network.name!r}: other weights than those of the program, or other layers")
         return wide.blob

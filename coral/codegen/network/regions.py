@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from coral.codegen.errors import ShapeError
 from coral.codegen.machine import WORD_BYTES, ceil_div
@@ -23,7 +24,7 @@ def with_region(plan: Plan) -> Plan | None:
     best, least = None, predicted(plan)
     for region in regions(plan):
         with suppress(ShapeError):
-            found = Plan(plan.source, plan.grid, 1, own_input=plan.own_input, region=region)
+            found = Plan(plan.source, replace(plan.form, region=region))
             if (cycles := predicted(found)) < least:
                 best, least = found, cycles
     return best
@@ -36,7 +37,7 @@ def predicted(plan: Plan) -> float:
 
 def regions(plan: Plan) -> Iterator[Region]:
     """What may be tried: from a map of some size on that does not fill all tiles evenly, up to an average over it."""
-    if plan.grid != Grid() or plan.images > 1 or plan.groups:
+    if plan.grid != Grid() or plan.images > 1 or plan.form.groups:
         return
     maps = {(plan.tensors[s.output].y, plan.tensors[s.output].x) for s in plan.stages if s.output not in plan.spread}
     for largest in sorted((y, x) for y, x in maps if (y % plan.grid.rows or x % plan.grid.columns) and y * x > 1):

@@ -112,7 +112,7 @@ class Wide:
         places = {t: max(row, lowest[t]) for t, row in enumerate(base_rows) if row is not None}
         rows, owners = self._rows()
         streamed = self._streamed(rows, places) if stream else set()
-        if streamed and plan.region is not None:
+        if streamed and plan.form.region is not None:
             raise ShapeError(
                 f"network {plan.network.name!r}: no room for the weights of layers whose channels are divided"
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ WHOLE_MESH = nw.Grid(4, 4)
 
 def banded_program(monkeypatch, network: nw.Network, groups, grid=WHOLE_MESH, **fields) -> nw.NetworkProgram:
     """A program with these groups instead of those that its size asks for."""
-    plan = cost.Plan(network, grid, 1, groups=groups, **fields)
+    plan = cost.Plan(network, cost.Form(grid, 1, groups=groups, **fields))
     monkeypatch.setattr("coral.codegen.network.program.fitting", lambda *_, **__: plan)
     return nw.NetworkProgram(network, grid=grid)
 
@@ -45,12 +47,13 @@ def test_inverted_bottleneck(monkeypatch, y, x, stride, count, own_input):
 
 def random_groups(rng: np.random.Generator, network: nw.Network, grid: nw.Grid) -> tuple[Group, ...]:
     """One group of stages that can be computed in bands, or none."""
-    whole = cost.rewritten(network, grid, 1, own_input=True)
+    form = cost.Form(grid, 1, own_input=True)
+    whole = cost.rewritten(network, form)
     for _ in range(20):
         first, last = sorted(rng.integers(0, len(whole.stages), 2))
         group = Group(whole.stages[first].output, whole.stages[last].output, int(rng.integers(2, 6)))
         try:
-            cost.Plan(network, grid, 1, own_input=True, groups=(group,))
+            cost.Plan(network, replace(form, groups=(group,)))
         except ShapeError:
             continue
         return (group,)

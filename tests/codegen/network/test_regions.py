@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from codegen.network.harness import Maker, check
 from coral.codegen import ShapeError
 from coral.codegen import network as nw
 from coral.codegen.network import program
+from coral.codegen.network.layout import Form
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.regions import predicted, regions, with_region
 
@@ -57,11 +60,11 @@ def forced(monkeypatch, m: Maker, choice: int) -> nw.NetworkProgram | None:
             return None
         region = tried[choice % len(tried)]
         found.append(region.grid)
-        return Plan(plan.source, plan.grid, 1, own_input=plan.own_input, region=region)
+        return Plan(plan.source, replace(plan.form, region=region))
 
     monkeypatch.setattr(program, "with_region", some)
     p = nw.NetworkProgram(m.network(), grid=nw.Grid(4, 4))
-    return p if p.plan.region is not None else None
+    return p if p.plan.form.region is not None else None
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
@@ -110,7 +113,7 @@ def test_a_region_is_taken_where_it_is_predicted_to_be_faster():
             m.layer(nw.Depthwise, m.tensors[m.last].c, (3, 3), stride)
             m.layer(nw.Conv, 512)
         m.pool(nw.AveragePool, (size[0] // 2, size[1] // 2), (1, 1))
-        plain = Plan(m.network(), nw.Grid(), 1)
+        plain = Plan(m.network(), Form(nw.Grid(), 1))
         divided = with_region(plain)
         assert (divided is not None) == wins
         assert divided is None or predicted(divided) < predicted(plain)
@@ -121,9 +124,9 @@ def test_a_region_ends_before_what_cannot_be_divided():
     m = body(3, "pdp", (10, 10), 64)
     (average,) = [s.output for s in m.stages if isinstance(s, nw.AveragePool)]
     kept = m.stages[-2].output
-    plan = Plan(m.network(average, kept), nw.Grid(), 1)
+    plan = Plan(m.network(average, kept), Form(nw.Grid(), 1))
     assert all(kept not in region.names for region in regions(plan))
     m = body(3, "p", (10, 10), 72)
-    plan = Plan(m.network(), nw.Grid(), 1)
+    plan = Plan(m.network(), Form(nw.Grid(), 1))
     for region in regions(plan):
         assert all(plan.tensors[name].c % (4 * region.grid.slots) == 0 for name in region.names)
