@@ -9,6 +9,7 @@ import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import numpy as np
 
 from coral import numerics
 from coral.compiler.errors import CompileError
-from coral.compiler.onnx_graph import NONE, Builder, Code, Quant
+from coral.compiler.onnx_graph import NONE, Builder, Code, Fixed, Quant
 from coral.package.graph import Graph
 
 OPSETS = range(7, 27)
+SOFTMAX_PER_AXIS = 13
+"""Opset from which on SOFTMAX normalises one axis; before, it took all axes from the given one on together."""
 DOMAINS = {"", "ai.onnx", "com.microsoft"}
 
 
@@ -41,6 +44,10 @@ class Input:
     shape: tuple[int, ...]
 
 
+LIMITS = {
+    NONE: (-math.inf, math.inf), "RELU": (0.0, math.inf), "RELU6": (0.0, 6.0), "RELU_N1_TO_1": (-1.0, 1.0)
+}  # fmt: skip
+"""Of the activations."""
 Pending = Callable[[Quant, str], Code]
 """A float operator: emits itself for the quantisation of its result, with a fused activation."""
 Value = Code | Constant | Input | Pending
@@ -61,19 +68,27 @@ def read_onnx(source: Path | str | bytes) -> Graph:
     if importlib.util.find_spec("onnx") is None:
         raise CompileError("ONNX files need the package onnx; install it with pip install 'tinycoral[onnx]'")
     onnx: Any = importlib.import_module("onnx")
-    data = source if isinstance(source, bytes) else _load(source)
+    data, name = (source, "") if isinstance(source, bytes) else (_load(source), f"{Path(source).name}: ")
+    try:
+        return _read(onnx, data)
+    except CompileError as error:
+        raise CompileError(f"{name}{error}") from None
+
+
+def _read(onnx: Any, data: bytes) -> Graph:
     try:
         model = onnx.load_from_string(data)
         onnx.checker.check_model(model)
     except Exception as error:  # protobuf and the checker raise many kinds
         raise CompileError(f"the file is no valid ONNX model: {str(error).splitlines()[0]:.300}") from None
-    for opset in model.opset_import:
-        if opset.domain not in DOMAINS or (opset.domain in ("", "ai.onnx") and opset.version not in OPSETS):
+    opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=OPSETS[-1])
+    for used in model.opset_import:
+        if used.domain not in DOMAINS or (used.domain in ("", "ai.onnx") and used.version not in OPSETS):
             raise CompileError(
-                f"opset {opset.domain or 'ai.onnx'} {opset.version}: known are ai.onnx {OPSETS[0]} to {OPSETS[-1]} and "
+                f"opset {used.domain or 'ai.onnx'} {used.version}: known are ai.onnx {OPSETS[0]} to {OPSETS[-1]} and "
                 "com.microsoft; convert the model with onnx.version_converter"
             )
-    return _Reader(onnx, model.graph).graph()
+    return _Reader(onnx, model.graph, opset).graph()
 
 
 def _load(path: Path | str) -> bytes:
@@ -86,17 +101,24 @@ def _load(path: Path | str) -> bytes:
 class _Reader:
     """Values by ONNX name; every node is turned into operators of the builder, or waits for its quantisation."""
 
-    def __init__(self, onnx: Any, graph: Any) -> None:
-        self.onnx, self.onnx_graph, self.out = onnx, graph, Builder(graph.name or "main")
-        self.values: dict[str, Value] = {i.name: Constant(onnx.numpy_helper.to_array(i)) for i in graph.initializer}
+    def __init__(self, onnx: Any, graph: Any, opset: int) -> None:
+        self.onnx, self.onnx_graph, self.opset, self.out = onnx, graph, opset, Builder(graph.name or "main")
+        self.values: dict[str, Value] = {i.name: Constant(self._array(i)) for i in graph.initializer}
+        self.entered: dict[str, Code] = {}
         for item in graph.input:
             if item.name not in self.values:
                 self.values[item.name] = self._input(item)
 
+    def _array(self, tensor: Any) -> np.ndarray:
+        try:
+            return self.onnx.numpy_helper.to_array(tensor)
+        except Exception as error:  # numpy and the file's own types raise many kinds
+            raise CompileError(f"constant {tensor.name!r} cannot be read: {error}") from None
+
     def _input(self, item: Any) -> Input:
         dims = item.type.tensor_type.shape.dim
         shape = [d.dim_value if d.HasField("dim_value") else 0 for d in dims]
-        shape = [1, *shape[1:]] if shape and shape[0] == 0 else shape
+        shape = [1, *shape[1:]] if shape and not dims[0].HasField("dim_value") else shape
         if not shape or min(shape) < 1:
             raise CompileError(f"input {item.name!r} has the dynamic shape {shape}: fix it when exporting the model")
         return Input(item.name, tuple(shape))
@@ -105,14 +127,17 @@ class _Reader:
         """The whole graph. :raises CompileError: something is not covered; the message names the node."""
         for node in self.onnx_graph.node:
             self.node, self.options = node, self._attributes(node)
-            handler = getattr(self, f"_{node.op_type.lower()}", None)
+            if self.options.get("channels_last") or self.options.get("block_size"):
+                raise self._error("channels_last and block_size are not covered")
+            handler = getattr(self, f"_op_{node.op_type.lower()}", None)
             if handler is None:
                 raise self._error(f"{node.op_type} is not covered")
             result = handler()
             if result is not None:
                 self.values[node.output[0]] = result
         outputs = [self._output(item.name) for item in self.onnx_graph.output]
-        return self.out.graph(outputs)
+        self.out.inputs = [self.entered[i.name].number for i in self.onnx_graph.input if i.name in self.entered]
+        return self.out.graph(outputs, [item.name for item in self.onnx_graph.output])
 
     def _output(self, name: str) -> int:
         value = self.values.get(name)
@@ -153,6 +178,27 @@ class _Reader:
             raise self._error(f"input {self.node.input[index]!r} is {kind}, not codes: quantise the model")
         return value
 
+    def _coded(self, index: int) -> Code:
+        """An operand whose scale and zero point are the next two inputs; they must be those it was made with."""
+        value, given = self._value(index), self._quant(index + 1, index + 2)
+        return self._entered(value, given) if isinstance(value, Input) else self._as_made(self._code(index), given)
+
+    def _as_made(self, x: Code, given: Quant) -> Code:
+        if (given.scale, given.zero) != (x.quant.scale, x.quant.zero):
+            found = f"{given.scale} and {given.zero}, made with {x.quant.scale} and {x.quant.zero}"
+            raise self._error(f"reads {self.node.input[0]!r} with scale and zero point {found}: requantise it")
+        return x
+
+    def _entered(self, x: Input, quant: Quant) -> Code:
+        """The codes of an input."""
+        if x.name not in self.entered:
+            self.entered[x.name] = self.out.input(x.name, x.shape, quant)
+        if self.entered[x.name].quant != quant:
+            raise self._error(
+                f"the input {x.name!r} is quantised in two ways: {self.entered[x.name].quant} and {quant}"
+            )
+        return self.entered[x.name]
+
     def _constant(self, index: int) -> Constant:
         value = self._value(index)
         if not isinstance(value, Constant):
@@ -168,7 +214,7 @@ class _Reader:
 
     # quantisation
 
-    def _quantizelinear(self) -> Code | Constant:
+    def _op_quantizelinear(self) -> Code | Constant:
         x = self._value(0)
         quant = self._quant(1, 2)
         if isinstance(x, Constant):
@@ -177,15 +223,15 @@ class _Reader:
             codes = np.clip(codes, limits.min, limits.max).astype(quant.dtype)
             return Constant(codes, np.array([quant.scale], np.float32), np.array([quant.zero]))
         if isinstance(x, Input):
-            return self.out.input(x.name, x.shape, quant)
+            return self._entered(x, quant)
         return self.out.requantised(x, quant) if isinstance(x, Code) else x(quant, NONE)
 
-    def _dequantizelinear(self) -> Value:
+    def _op_dequantizelinear(self) -> Value:
         x = self._value(0)
         if isinstance(x, Code):
-            return x
+            return self._as_made(x, self._quant(1, 2))
         if isinstance(x, Input):
-            return self.out.input(x.name, x.shape, self._quant(1, 2))
+            return self._entered(x, self._quant(1, 2))
         if not isinstance(x, Constant):
             raise self._error("its input is float32")
         scales = self._constant(1).data.astype(np.float32).ravel()
@@ -194,16 +240,19 @@ class _Reader:
 
     # layers
 
-    def _conv(self) -> Pending:
-        x, w = self._code(0), self._weights(1)
+    def _op_conv(self) -> Pending:
+        x, w = self._code(0), self._weights(1, 0)
         bias = self._value(2) if self._has(2) else None
         geometry, b, fail = self._geometry(w), self._bias(bias, x, w), self._failure()
         return lambda quant, act: self.out.conv(x, w.data, *_per(w), b, geometry, quant, act, fail)
 
-    def _weights(self, index: int) -> Constant:
+    def _weights(self, index: int, axis: int) -> Constant:
+        """Weights whose results run along an axis."""
         w = self._constant(index)
         if w.scales is None or w.data.dtype not in (np.uint8, np.int8):
             raise self._error(f"weights {self.node.input[index]!r} are {w.data.dtype}: quantise the model")
+        if w.scales.size > 1 and w.axis != axis:
+            raise self._error(f"weights {self.node.input[index]!r} are quantised along axis {w.axis}, needed is {axis}")
         return w
 
     def _bias(self, bias: Value | None, x: Code, w: Constant) -> np.ndarray | None:
@@ -211,26 +260,28 @@ class _Reader:
             return None
         if not isinstance(bias, Constant):
             raise self._error("its bias is computed")
-        if bias.data.dtype == np.int32:
-            return bias.data.ravel()
         assert w.scales is not None
-        return numerics.quantise_bias(bias.data.ravel(), x.quant.scale, w.scales if w.scales.size > 1 else w.scales[0])
+        own = np.float32(x.quant.scale) * w.scales
+        if bias.data.dtype == np.int32 and (bias.scales is None or _close(bias.scales, own)):
+            return bias.data.ravel()
+        scales = w.scales if w.scales.size > 1 else w.scales[0]
+        return numerics.quantise_bias(_real(bias).ravel(), x.quant.scale, scales)
 
     def _geometry(self, w: Constant) -> dict[str, Any]:
         kernel = list(self.options.get("kernel_shape", w.data.shape[2:]))
         auto = self.options.get("auto_pad", b"NOTSET").decode()
         if auto not in ("NOTSET", "VALID", "SAME_UPPER") or self.options.get("ceil_mode", 0):
             raise self._error(f"auto_pad {auto}, ceil_mode {self.options.get('ceil_mode', 0)}")
-        if len(kernel) != 2:
-            raise self._error(f"a kernel of {len(kernel)} dimensions, needed are 2")
+        if len(kernel) != 2 or min(self.options.get("pads", [0])) < 0:
+            raise self._error(f"a kernel of {len(kernel)} dimensions, needed are 2 and no negative pads")
         return {
             "kernel": kernel, "auto": auto, "strides": list(self.options.get("strides", [1, 1])),
             "pads": list(self.options.get("pads", [0, 0, 0, 0])), "group": self.options.get("group", 1),
             "dilations": list(self.options.get("dilations", [1, 1])),
         }  # fmt: skip
 
-    def _qlinearconv(self) -> Code:
-        x, raw = self._code(0), self._constant(3)
+    def _op_qlinearconv(self) -> Code:
+        x, raw = self._coded(0), self._constant(3)
         w = Constant(raw.data, self._constant(4).data.astype(np.float32).ravel(), self._zeros(5))
         bias = self._constant(8).data if self._has(8) else None
         quant = self._quant(6, 7)
@@ -239,25 +290,25 @@ class _Reader:
     def _zeros(self, index: int) -> np.ndarray:
         return self._constant(index).data.astype(np.int64).ravel()
 
-    def _gemm(self) -> Pending:
-        x, w = self._code(0), self._weights(1)
+    def _op_gemm(self) -> Pending:
+        x, w = self._code(0), self._weights(1, 0 if self.options.get("transB", 0) else 1)
         if [self.options.get(o, v) for o, v in (("alpha", 1.0), ("beta", 1.0), ("transA", 0))] != [1.0, 1.0, 0]:
             raise self._error("alpha, beta and transA must be 1, 1 and 0")
         matrix = w.data if self.options.get("transB", 0) else w.data.T
         b, fail = self._bias(self._value(2) if self._has(2) else None, x, w), self._failure()
         return lambda quant, act: self.out.dense(x, matrix, *_per(w), b, quant, act, fail)
 
-    def _matmul(self) -> Pending:
-        x, w, fail = self._code(0), self._weights(1), self._failure()
+    def _op_matmul(self) -> Pending:
+        x, w, fail = self._code(0), self._weights(1, 1), self._failure()
         return lambda quant, act: self.out.dense(x, w.data.T, *_per(w), None, quant, act, fail)
 
-    def _qlinearmatmul(self) -> Code:
-        x, raw = self._code(0), self._constant(3)
+    def _op_qlinearmatmul(self) -> Code:
+        x, raw = self._coded(0), self._constant(3)
         w = Constant(raw.data, self._constant(4).data.astype(np.float32).ravel(), self._zeros(5))
         return self.out.dense(x, w.data.T, *_per(w), None, self._quant(6, 7), NONE, self._error)
 
-    def _qgemm(self) -> Code:
-        x, raw = self._code(0), self._constant(3)
+    def _op_qgemm(self) -> Code:
+        x, raw = self._coded(0), self._constant(3)
         w = Constant(raw.data, self._constant(4).data.astype(np.float32).ravel(), self._zeros(5))
         matrix = w.data if self.options.get("transB", 0) else w.data.T
         bias = self._constant(6).data.ravel() if self._has(6) else None
@@ -265,23 +316,33 @@ class _Reader:
 
     # single values
 
-    def _activation(self, name: str, limits: tuple[float, float]) -> Value:
+    def _plain(self, emit: Callable[[Quant], Code]) -> Pending:
+        """An operator that has no fused activation: one that follows is an operator of its own."""
+        return lambda quant, act: emit(quant) if act == NONE else self.out.unary(act, emit(quant), quant)
+
+    def _activation(self, name: str) -> Value:
         x = self._value(0)
         if isinstance(x, Code):
-            return lambda quant, act: self.out.unary(name, x, quant)
+            return self._plain(lambda quant: self.out.unary(name, x, quant))
         if isinstance(x, Constant | Input):
             raise self._error("its input is float32: quantise the model")
-        return lambda quant, act: x(quant, name if act == NONE else act)
 
-    def _relu(self) -> Value:
-        return self._activation("RELU", (0, math.inf))
+        def emit(quant: Quant, act: str) -> Code:
+            both = np.clip(LIMITS[name], *LIMITS[act]).tolist()
+            fused = next((n for n, limits in LIMITS.items() if list(limits) == both), None)
+            return x(quant, fused) if fused else self.out.unary(act, x(quant, name), quant)
 
-    def _clip(self) -> Value:
+        return emit
+
+    def _op_relu(self) -> Value:
+        return self._activation("RELU")
+
+    def _op_clip(self) -> Value:
         bounds = [self.options.get(end, self._bound(i)) for i, end in ((1, "min"), (2, "max"))]
-        names = {(0.0, 6.0): "RELU6", (0.0, math.inf): "RELU", (-1.0, 1.0): "RELU_N1_TO_1"}
-        if (name := names.get((bounds[0], bounds[1]))) is None:
-            raise self._error(f"limits {bounds}, the chip's are {list(names)}")
-        return self._activation(name, (bounds[0], bounds[1]))
+        name = next((n for n, limits in LIMITS.items() if list(limits) == bounds), NONE)
+        if name == NONE:
+            raise self._error(f"limits {bounds}, the chip's are {list(LIMITS.values())[1:]}")
+        return self._activation(name)
 
     def _bound(self, index: int) -> float:
         if not self._has(index):
@@ -289,45 +350,39 @@ class _Reader:
         value = self._constant(index)
         return float(_real(value).ravel()[0])
 
-    def _sigmoid(self) -> Pending:
+    def _unary(self, name: str) -> Pending:
         x = self._code(0)
-        return lambda quant, act: self.out.unary("LOGISTIC", x, quant)
+        return self._plain(lambda quant: self.out.unary(name, x, quant))
 
-    def _tanh(self) -> Pending:
+    _op_sigmoid, _op_tanh = partialmethod(_unary, "LOGISTIC"), partialmethod(_unary, "TANH")
+
+    def _op_softmax(self) -> Pending:
         x = self._code(0)
-        return lambda quant, act: self.out.unary("TANH", x, quant)
+        axis = self.options.get("axis", -1 if self.opset >= SOFTMAX_PER_AXIS else 1) % len(x.shape)
+        together = self.opset < SOFTMAX_PER_AXIS and math.prod(x.shape[axis + 1 :]) > 1
+        if axis != (1 if len(x.shape) == 4 else len(x.shape) - 1) or together:
+            raise self._error(f"axis {axis} of {x.shape} in opset {self.opset}: the chip normalises channels")
+        return self._plain(lambda quant: self.out.unary("SOFTMAX", x, quant, beta=1.0))
 
-    def _softmax(self) -> Pending:
-        x = self._code(0)
-        axis = self.options.get("axis", -1)
-        if axis % len(x.shape) != (1 if len(x.shape) == 4 else len(x.shape) - 1):
-            raise self._error(f"axis {axis}: the chip normalises channels")
-        return lambda quant, act: self.out.unary("SOFTMAX", x, quant, beta=1.0)
-
-    def _qlinearsigmoid(self) -> Code:
-        return self.out.unary("LOGISTIC", self._code(0), self._quant(3, 4))
+    def _op_qlinearsigmoid(self) -> Code:
+        return self.out.unary("LOGISTIC", self._coded(0), self._quant(3, 4))
 
     def _binary(self, name: str) -> Pending:
-        a, b = self._operand(0), self._operand(1)
-        return lambda quant, act: self.out.binary(name, a, b, quant, act)
+        a, b, fail = self._operand(0), self._operand(1), self._failure()
+        return lambda quant, act: self.out.binary(name, a, b, quant, act, fail)
 
-    def _operand(self, index: int) -> int | Code:
+    def _operand(self, index: int) -> Code | Fixed:
         value = self._value(index)
         if not isinstance(value, Constant):
             return self._code(index)
         if value.scales is None or value.scales.size != 1:
             raise self._error(f"constant {self.node.input[index]!r} is float32: quantise the model")
         assert value.zeros is not None
-        return self.out.operand(value.data, float(value.scales[0]), int(value.zeros[0]))
+        return Fixed(value.data, float(value.scales[0]), int(value.zeros[0]))
 
-    def _add(self) -> Pending:
-        return self._binary("ADD")
-
-    def _sub(self) -> Pending:
-        return self._binary("SUB")
-
-    def _mul(self) -> Pending:
-        return self._binary("MUL")
+    _op_add = partialmethod(_binary, "ADD")
+    _op_sub = partialmethod(_binary, "SUB")
+    _op_mul = partialmethod(_binary, "MUL")
 
     def _qlinear(self, name: str) -> Code:
         quant, sides = self._quant(6, 7), []
@@ -335,76 +390,85 @@ class _Reader:
             value = self._value(at)
             if isinstance(value, Constant):
                 own = self._quant(at + 1, at + 2)
-                sides.append(self.out.operand(value.data, own.scale, own.zero))
+                sides.append(Fixed(value.data, own.scale, own.zero))
             else:
-                sides.append(self._code(at))
-        return self.out.binary(name, sides[0], sides[1], quant, NONE)
+                sides.append(self._coded(at))
+        return self.out.binary(name, sides[0], sides[1], quant, NONE, self._error)
 
-    def _qlinearadd(self) -> Code:
-        return self._qlinear("ADD")
-
-    def _qlinearmul(self) -> Code:
-        return self._qlinear("MUL")
+    _op_qlinearadd = partialmethod(_qlinear, "ADD")
+    _op_qlinearmul = partialmethod(_qlinear, "MUL")
 
     # pools
 
-    def _maxpool(self) -> Code:
+    def _op_maxpool(self) -> Code:
         return self.out.pool("MAX_POOL_2D", self._code(0), self._geometry(NO_WEIGHTS), None, self._error)
 
-    def _averagepool(self) -> Pending:
-        x, geometry, fail = self._code(0), self._geometry(NO_WEIGHTS), self._failure()
-        if any(geometry["pads"]):
+    def _op_averagepool(self) -> Pending:
+        return self._average(self._code(0))
+
+    def _average(self, x: Code) -> Pending:
+        geometry, fail = self._geometry(NO_WEIGHTS), self._failure()
+        counted = self.options.get("count_include_pad", 0) and geometry["auto"] == "SAME_UPPER"
+        if any(geometry["pads"]) or counted:
             raise self._error("an average with padding divides by other counts at the border")
-        return lambda quant, act: self.out.pool("AVERAGE_POOL_2D", x, geometry, quant, fail)
+        return self._plain(lambda quant: self.out.pool("AVERAGE_POOL_2D", x, geometry, quant, fail))
 
-    def _qlinearaveragepool(self) -> Code:
-        pending, quant = self._averagepool(), self._quant(3, 4)
-        return pending(quant, NONE)
+    def _op_qlinearaveragepool(self) -> Code:
+        return self._average(self._coded(0))(self._quant(3, 4), NONE)
 
-    def _globalaveragepool(self) -> Pending:
-        x = self._code(0)
-        return lambda quant, act: self.out.mean(x, quant, keep=True)
+    def _op_globalaveragepool(self) -> Pending:
+        x, fail = self._code(0), self._failure()
+        return self._plain(lambda quant: self.out.mean(x, quant, fail, keep=True))
 
-    def _reducemean(self) -> Pending:
+    def _op_reducemean(self) -> Pending:
         x = self._code(0)
         axes = self.options.get("axes") or (self._constant(1).data.tolist() if self._has(1) else [])
         if len(x.shape) != 4 or sorted(a % 4 for a in axes) != [2, 3]:
             raise self._error(f"axes {axes}, the chip averages rows and columns")
-        return lambda quant, act: self.out.mean(x, quant, keep=bool(self.options.get("keepdims", 1)))
+        keep, fail = bool(self.options.get("keepdims", 1)), self._failure()
+        return self._plain(lambda quant: self.out.mean(x, quant, fail, keep=keep))
 
-    def _qlinearglobalaveragepool(self) -> Code:
-        return self.out.mean(self._code(0), self._quant(3, 4), keep=True)
+    def _op_qlinearglobalaveragepool(self) -> Code:
+        return self.out.mean(self._coded(0), self._quant(3, 4), self._error, keep=True)
 
     # movement
 
-    def _identity(self) -> Value:
+    def _op_constant(self) -> Constant:
+        (kind, value), *_ = self.options.items()
+        if kind == "value":
+            return Constant(self._array(value))
+        dtypes: dict[str, Any] = {"value_float": np.float32, "value_int": np.int64}
+        if (dtype := dtypes.get(kind.removesuffix("s"))) is None:
+            raise self._error(f"a constant given as {kind}")
+        return Constant(np.array(value, dtype))
+
+    def _op_identity(self) -> Value:
         return self._value(0)
 
-    def _dropout(self) -> Value:
-        return self._value(0)
+    _op_dropout = _op_identity
 
-    def _flatten(self) -> Code:
+    def _op_flatten(self) -> Code:
         x = self._code(0)
         if self.options.get("axis", 1) != 1:
             raise self._error("only axis 1")
         return self.out.flat(x)
 
-    def _reshape(self) -> Code:
+    def _op_reshape(self) -> Code:
         x, shape = self._code(0), self._constant(1).data.tolist()
-        if len(shape) != 2 or (shape[0] not in (0, -1, x.shape[0])):
+        if len(shape) != 2 or shape[0] not in (0, -1, x.shape[0]) or shape[1] not in (-1, math.prod(x.shape[1:])):
             raise self._error(f"to {shape}: covered is flattening each image")
         return self.out.flat(x)
 
-    def _concat(self) -> Value:
+    def _op_concat(self) -> Value:
         parts = [self._code(i) for i in range(len(self.node.input))]
         if self.options.get("axis") not in ((1, -3) if len(parts[0].shape) == 4 else (1, -1)):
             raise self._error(f"axis {self.options.get('axis')}, on the chip channels lie side by side")
-        return lambda quant, act: self.out.concat(parts, quant)
+        return self._plain(lambda quant: self.out.concat(parts, quant))
 
-    def _qlinearconcat(self) -> Code:
+    def _op_qlinearconcat(self) -> Code:
         if self.options.get("axis") != 1:
             raise self._error(f"axis {self.options.get('axis')}, on the chip channels lie side by side")
-        parts = [self._code(i) for i in range(2, len(self.node.input), 3)]
+        parts = [self._coded(i) for i in range(2, len(self.node.input), 3)]
         return self.out.concat(parts, self._quant(0, 1))
 
 
@@ -418,6 +482,10 @@ def _per(w: Constant) -> tuple[np.ndarray, np.ndarray]:
     if w.scales.size > 1 and np.all(w.scales == w.scales[0]) and np.all(zeros == zeros[0]):
         return w.scales[:1], zeros[:1]
     return w.scales, zeros
+
+
+def _close(scales: np.ndarray, wanted: np.ndarray) -> bool:
+    return scales.size in (1, wanted.size) and np.allclose(scales, wanted, rtol=1e-4, atol=0)
 
 
 def _real(value: Constant) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from coral.package.graph import Graph, Operator, Tensor
 
 NONE = "NONE"
+IMAGE_RANK = 4
 TYPES = {"uint8": 3, "int8": 9, "int32": 2}
 OPTIONS = {
     "CONV_2D": "Conv2DOptions", "DEPTHWISE_CONV_2D": "DepthwiseConv2DOptions",
@@ -43,6 +44,20 @@ class Code:
     flat: tuple[int, int, int] | None = None
 
 
+@dataclass(frozen=True)
+class Fixed:
+    """Constant codes in ONNX's order, with the quantisation of all of them."""
+
+    data: np.ndarray
+    scale: float
+    zero: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """ONNX's."""
+        return self.data.shape
+
+
 class Builder:
     """Tensors and operators so far."""
 
@@ -50,8 +65,11 @@ class Builder:
         self.name, self.tensors, self.operators = name, [], []
         self.inputs: list[int] = []
 
-    def graph(self, outputs: Sequence[int]) -> Graph:
-        """The finished graph."""
+    def graph(self, outputs: Sequence[int], names: Sequence[str]) -> Graph:
+        """The finished graph, its outputs named."""
+        for number, name in zip(outputs, names, strict=True):
+            if number not in self.inputs:
+                self.tensors[number] = replace(self.tensors[number], name=name)
         return Graph(self.name, tuple(self.tensors), tuple(self.inputs), tuple(outputs), tuple(self.operators))
 
     def _tensor(self, shape: Sequence[int], quant: Quant, name: str = "") -> int:
@@ -84,11 +102,15 @@ class Builder:
         self.inputs.append(number)
         return Code(number, shape, quant)
 
-    def operand(self, data: np.ndarray, scale: float, zero: int) -> int:
-        """A constant operand: ``[C, 1, 1]`` and ``[1, C, 1, 1]`` become one value per channel."""
-        if data.ndim >= 3 and data.size == data.shape[-3]:
-            data = data.ravel()
-        return self._constant(channels_last_data(data), [scale], [zero])
+    def _fixed(self, c: Fixed, rank: int, flat: tuple[int, int, int] | None) -> int:
+        """A constant operand in the order of the other one's tensor; one value per channel of an image as a vector."""
+        data = c.data
+        if rank == IMAGE_RANK and data.size > 1:
+            data = data.reshape((1,) * (rank - data.ndim) + data.shape)
+            data = data.ravel() if data.size == data.shape[1] else np.moveaxis(data, 1, -1)
+        elif flat and data.size > 1:
+            data = data.ravel()[_columns(flat)]
+        return self._constant(data, [c.scale], [c.zero])
 
     def requantised(self, x: Code, quant: Quant) -> Code:
         """The same values in another quantisation."""
@@ -100,13 +122,26 @@ class Builder:
         """An operator on single values, or over channels."""
         return self._operator(name, [x.number], self._code(x.shape, quant, x.flat), **options)
 
-    def binary(self, name: str, a: Code | int, b: Code | int, quant: Quant, activation: str) -> Code:
-        """An operator on two tensors, of which one may be a constant."""
-        first = a if isinstance(a, Code) else b
-        assert isinstance(first, Code)
-        numbers = [side.number if isinstance(side, Code) else side for side in (a, b)]
-        y = self._code(first.shape, quant, first.flat)
-        return self._operator(name, numbers, y, fused_activation_function=activation)
+    def binary(
+        self, name: str, a: Code | Fixed, b: Code | Fixed, quant: Quant, activation: str, error: Failure
+    ) -> Code:
+        """An operator on two tensors, of which one may be a constant; ONNX's broadcasting."""
+        codes = [side for side in (a, b) if isinstance(side, Code)]
+        try:
+            shape = np.broadcast_shapes(a.shape, b.shape)
+        except ValueError:
+            raise error(f"operands of {a.shape} and {b.shape}") from None
+        if not codes or any(len(code.shape) != len(shape) for code in codes):
+            raise error(f"operands of {a.shape} and {b.shape}: needed are as many dimensions, and one that is computed")
+        flats = {code.flat for code in codes}
+        flat = flats.pop() if len(flats) == 1 and all(code.shape == shape for code in codes) else None
+        numbers = []
+        for side in (a, b):
+            if isinstance(side, Fixed):
+                numbers.append(self._fixed(side, len(shape), flat))
+            else:
+                numbers.append((side if side.flat == flat else self.in_order(side)).number)
+        return self._operator(name, numbers, self._code(shape, quant, flat), fused_activation_function=activation)
 
     def conv(
         self, x: Code, w: np.ndarray, scales: np.ndarray, zeros: np.ndarray, bias: np.ndarray | None,
@@ -138,8 +173,10 @@ class Builder:
         if len(x.shape) != 2 or w.ndim != 2 or w.shape[1] != x.shape[1]:
             raise error(f"weights {w.T.shape} on {x.shape}")
         if x.flat:
-            w = w[:, np.arange(w.shape[1]).reshape(x.flat).transpose(1, 2, 0).ravel()]
-        bias = np.zeros(len(w), np.int32) if bias is None else bias.astype(np.int32)
+            w = w[:, _columns(x.flat)]
+        if bias is not None and bias.size not in (1, len(w)):
+            raise error(f"a bias of {bias.size} values for {len(w)} results")
+        bias = np.broadcast_to(np.int32(0) if bias is None else bias.astype(np.int32), len(w))
         ends = [x.number, self._constant(w, scales, zeros, 0)]
         ends.append(self._constant(bias, np.float32(x.quant.scale) * scales, np.zeros(scales.size)))
         y = self._code((x.shape[0], len(w)), quant)
@@ -157,8 +194,10 @@ class Builder:
         options |= {"filter_height": geometry["kernel"][0], "filter_width": geometry["kernel"][1]}
         return self._operator(name, [x.number], self._code((*x.shape[:2], *size), quant or x.quant), **options)
 
-    def mean(self, x: Code, quant: Quant, *, keep: bool) -> Code:
+    def mean(self, x: Code, quant: Quant, error: Failure, *, keep: bool) -> Code:
         """Over rows and columns."""
+        if len(x.shape) != IMAGE_RANK:
+            raise error(f"an average over {x.shape}, needed is [N, C, H, W]")
         y = self._code((*x.shape[:2], 1, 1) if keep else x.shape[:2], quant)
         return self._operator("MEAN", [x.number, self._constant(np.array([1, 2], np.int32))], y, keep_dims=keep)
 
@@ -212,6 +251,11 @@ class Builder:
         return x, "VALID", (sizes[0], sizes[1])
 
 
+def _columns(flat: tuple[int, int, int]) -> np.ndarray:
+    """Where in ONNX's order (C, H, W) the values of a flattened image lie that the tensor holds as (H, W, C)."""
+    return np.arange(flat[0] * flat[1] * flat[2]).reshape(flat).transpose(1, 2, 0).ravel()
+
+
 def _same(x: Code, geometry: dict[str, Any]) -> bool:
     """Whether explicit pads are those of TFLite's SAME."""
     wanted: tuple[list[int], list[int]] = ([], [])
@@ -232,9 +276,4 @@ def channels_last(shape: Sequence[int]) -> tuple[int, ...]:
     return (shape[0], *shape[2:], shape[1]) if len(shape) == 4 else tuple(shape)
 
 
-def channels_last_data(data: np.ndarray) -> np.ndarray:
-    """An image constant with channels last."""
-    return np.moveaxis(data, 1, -1) if data.ndim == 4 else data
-
-
-__all__ = ["Builder", "Code", "Quant", "channels_last"]
+__all__ = ["Builder", "Code", "Fixed", "Quant", "channels_last"]
