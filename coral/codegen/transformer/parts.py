@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from coral.codegen.errors import ShapeError
 from coral.codegen.transformer.graph import Transformer
 from coral.codegen.transformer.model import Cache
-from coral.codegen.transformer.plan import Form, Plan
+from coral.codegen.transformer.plan import Form
 from coral.codegen.transformer.program import TransformerProgram
 
 
@@ -38,22 +38,21 @@ def parts(model: Transformer, form: Form) -> list[Part]:
         problem = error
     found, first, layers = [], 0, len(model.blocks)
     while first < layers:
-        fitting: tuple[Transformer, Form] | None = None
+        program: TransformerProgram | None = None
         for end in range(first + 1, layers + 1):
             last = end == layers
             own = Form(spread=form.spread, report=form.report, logits=form.logits and last)
             piece = replace(model, name=f"{model.name}_{first}", blocks=model.blocks[first:end])
             piece = piece if own.logits else replace(piece, classifier=None)
             try:
-                Plan(piece, own)
+                program = TransformerProgram(piece, own)
             except ShapeError as error:
                 problem = error
                 break
-            fitting = piece, own
-        if fitting is None:
+        if program is None:
             raise ShapeError(f"layer {first} alone does not fit: {problem}") from problem
-        found.append(Part(TransformerProgram(*fitting), first))
-        first += len(fitting[0].blocks)
+        found.append(Part(program, first))
+        first += len(program.model.blocks)
     return found
 
 
