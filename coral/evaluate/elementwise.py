@@ -92,4 +92,6 @@ def spline(call: Call) -> tuple[NDArray[Any], ...]:
     table, limit = SPLINES[call.name]
     table = table.scaled(numerics.inv(y.scale))
     mult = numerics.rescale_multiplier(x.scale, 1)
-    return (y.from_codes(numerics.requantise(x.centred, mult, -limit, limit, y.zero_point, nlu=table)),)
+    centred = np.arange(256, dtype=np.int32) - x.zero_point
+    of_codes = numerics.requantise(centred, mult, -limit, limit, y.zero_point, nlu=table)
+    return (y.from_codes(of_codes[x.codes]),)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flatbuffers import flexbuffers
 
 from coral.package.check import MAX_DIMENSIONS
 from coral.package.flatbuffer import Reader, Record, Span, parse_schema
@@ -23,6 +24,8 @@ from coral.package.program import PackageError
 IDENTIFIER = b"TFL3"
 CUSTOM = 32
 """Builtin code of custom operators."""
+MAX_CUSTOM_BYTES, MAX_CUSTOM_ENTRIES = 4096, 64
+"""Of custom options that are looked into."""
 
 SCHEMA = parse_schema("""
     table Model
@@ -204,9 +207,28 @@ def _graph(reader: Reader, record: Record, buffers: list[memoryview], names: lis
             raise reader.error(place, "its options are of a newer kind (builtin_options_2)")
         options, kind = _options(reader, operator, place)
         (name, version, custom), own = names[index], operator.get("custom_options")
+        if custom and own and own.size <= MAX_CUSTOM_BYTES:
+            options = custom_options(bytes(reader.data[own.start : own.start + own.size]))
         operators.append(Operator(name, ends[0], ends[1], options, ends[2], own, kind, version, custom))
     inputs, outputs = (_indices(reader, record, end, tensors, f"graph {graph!r}") for end in ("inputs", "outputs"))
     return Graph(graph, tensors, inputs, outputs, tuple(operators))
+
+
+def custom_options(data: bytes) -> dict[str, int | float | bool]:
+    """The numbers and truths of a flexbuffer map, which is how custom operators keep options; {} if it is none."""
+    try:
+        root = flexbuffers.GetRoot(data)
+        if not root.IsMap:
+            return {}
+        keys, values = root.AsMap.Keys, root.AsMap.Values
+        found = {keys[k].AsKey: values[k] for k in range(min(len(values), MAX_CUSTOM_ENTRIES))}
+        return {
+            key: ref.AsBool if ref.IsBool else ref.AsInt if ref.IsInt else ref.AsFloat
+            for key, ref in found.items()
+            if ref.IsBool or ref.IsNumeric
+        }
+    except DAMAGE:
+        return {}
 
 
 def _indices(reader: Reader, record: Record, end: str, tensors: tuple[Tensor, ...], place: str) -> tuple[int, ...]:
