@@ -58,12 +58,12 @@ def compile_files(
     """
     if clock not in CLOCK_HZ:
         raise CompileError(f"clock {clock!r} is unknown, there are {', '.join(CLOCK_HZ)}")
-    targets = [_target(model, out, len(models)) for model in models]
-    if len(set(targets)) < len(targets) or {t.resolve() for t in targets} & {m.resolve() for m in models}:
-        raise CompileError(f"the outputs {', '.join(map(str, targets))} replace each other or a model: give -o FOLDER")
+    targets = _targets(models, out)
     with Console(stderr=True).status("compiling"):
         compiled = compile_models(models, batch=batch)
     reports = [c.report(float(CLOCK_HZ[clock])) for c in compiled]
+    if out is not None and len(models) > 1:
+        _make_folder(out)
     for one, target in zip(compiled, targets, strict=True):
         one.write(target)
     if report == "json":
@@ -80,14 +80,28 @@ def compile_files(
             trace(target, None, picture.with_stem(picture.stem + ending), clock=clock, quiet=report != "text")
 
 
-def _target(model: Path, out: Path | None, count: int) -> Path:
-    name = f"{model.stem}{SUFFIX}"
-    if out is None:
-        return model.with_name(name)
-    if out.is_dir() or count > 1:
+def _targets(models: Sequence[Path], out: Path | None) -> list[Path]:
+    """Where the files go. :raises CompileError: one would replace another or a model"""
+    if out is not None and len(models) > 1 and out.exists() and not out.is_dir():
+        raise CompileError(f"-o {out} is a file, several models need a folder")
+    found: dict[Path, Path] = {}
+    for model in models:
+        target = model.with_name(f"{model.stem}{SUFFIX}")
+        if out is not None:
+            target = out / target.name if out.is_dir() or len(models) > 1 else out
+        if target in found:
+            raise CompileError(f"{found[target]} and {model} would both become {target}: rename one")
+        if target.exists() and any(target.samefile(m) for m in models if m.exists()):
+            raise CompileError(f"the output {target} would replace a model that is compiled: give another -o")
+        found[target] = model
+    return list(found)
+
+
+def _make_folder(out: Path) -> None:
+    try:
         out.mkdir(parents=True, exist_ok=True)
-        return out / name
-    return out
+    except OSError as error:
+        raise CompileError(f"cannot make the folder {out}: {error.strerror}") from None
 
 
 WIDTH, NAME = 150, 32

@@ -92,10 +92,15 @@ MAX_HOST_BYTES = 300_000_000
 def check_model(name: str, graph: Graph) -> None:
     """:raises CompileError: a model that no partition can help: dynamic, float, too large, or without inputs"""
     if not graph.inputs or not graph.outputs or not graph.operators:
-        raise CompileError(f"{name} has {len(graph.inputs)} inputs and {len(graph.operators)} operators")
+        raise CompileError(
+            f"{name} has {len(graph.inputs)} inputs, {len(graph.operators)} operators and {len(graph.outputs)} outputs"
+            ": there is nothing to compute"
+        )
     for i in graph.inputs:
         tensor = graph.tensors[i]
-        if not tensor.shape or min(tensor.shape) < 1:
+        if not tensor.shape:
+            raise CompileError(f"{name}: the input {tensor.name!r} has no dimensions, needed is a first axis of images")
+        if min(tensor.shape) < 1:
             raise CompileError(
                 f"{name}: the input {tensor.name!r} has the dynamic shape {tensor.shape}; fix it when converting"
             )

@@ -20,6 +20,10 @@ AXES = {"CONCATENATION": "axis", "EXPAND_DIMS": 1, "SPLIT": 0, "SPLIT_V": 2, "ME
 """Where an operator names axes: an option, or an input."""
 
 
+BROADCAST = {"ADD", "SUB", "MUL", "DIV"}
+"""Operators of several tensors of images, as is CONCATENATION."""
+
+
 def images_of(graph: Graph) -> int:
     """Images that a graph computes at once: the first axis of its inputs. :raises CompileError: it has no inputs, or
     their first axes differ."""
@@ -43,10 +47,28 @@ def rebatched(graph: Graph, factor: int) -> Graph:
     for op in graph.operators:
         if op.name not in IMAGEWISE or 0 in _axes(graph, op):
             raise CompileError(f"a batch needs operators that treat images alike: {op.name} does not; compile batch 1")
+        if problem := _mixed(graph, op, computed):
+            raise CompileError(f"a batch needs operators that treat images alike: {op.name} {problem}; compile batch 1")
         if op.name == "RESHAPE":
             op = _reshape(graph, tensors, op)
         operators.append(op)
     return replace(graph, tensors=tuple(tensors), operators=tuple(operators))
+
+
+def _mixed(graph: Graph, op: Operator, computed: set[int]) -> str:
+    """Why an operator would not do with longer tensors what it does for every image, or nothing."""
+    shapes = {i: graph.tensors[i].shape for i in op.inputs if i >= 0}
+    images, fixed = [i for i in shapes if i in computed], [i for i in shapes if i not in computed]
+    if not images:
+        return "has only constants"
+    if op.name == "CONCATENATION" and fixed:
+        return f"joins the constant {graph.tensors[fixed[0]].name!r}"
+    if op.name not in {*BROADCAST, "CONCATENATION"}:
+        return f"reads the images {[graph.tensors[i].name for i in images]}" if len(images) > 1 else ""
+    rank = len(graph.tensors[op.outputs[0]].shape)
+    wrong = [i for i in images if len(shapes[i]) != rank]
+    wrong += [i for i in fixed if len(shapes[i]) == rank and shapes[i][0] > 1]
+    return f"repeats {graph.tensors[wrong[0]].name!r} of shape {shapes[wrong[0]]}" if wrong else ""
 
 
 def _longer(tensor: Tensor, images: int, factor: int) -> Tensor:

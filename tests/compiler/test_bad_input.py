@@ -50,6 +50,50 @@ def test_dynamic_shapes():
         compiled(graph)
 
 
+def test_nothing_to_compute():
+    x = replace(tensor("x", (1, 4)), shape=())
+    for graph, sentence in (
+        (replace(chain([tensor("x", (1, 4)), tensor("y", (1, 4))], "RELU"), outputs=()), "1 operators and 0 outputs"),
+        (replace(chain([tensor("x", (1, 4))]), outputs=(0,)), "1 inputs, 0 operators"),
+        (chain([x, tensor("y", (1, 4))], "RELU"), "'x' has no dimensions"),
+    ):
+        with pytest.raises(CompileError, match=sentence):
+            compiled(graph)
+
+
+def constant(name: str, data: np.ndarray) -> Tensor:
+    return replace(tensor(name, data.shape, data.dtype.str[1:]), data=data)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "op", "kind", "sentence"),
+    [
+        ([(1, 3, 3, 8), (1, 8)], "MUL", "MulOptions", r"MUL repeats 'b' of shape \(1, 8\)"),
+        ([(1, 3, 3, 8), (1, 3, 8)], "ADD", "AddOptions", "ADD repeats 'b'"),
+        ([(2, 3, 3, 8), np.ones((2, 1, 1, 8), np.uint8)], "ADD", "AddOptions", "ADD repeats 'b'"),
+        (
+            [(1, 3, 3, 8), np.ones((1, 3, 3, 8), np.uint8)],
+            "CONCATENATION",
+            "ConcatenationOptions",
+            "joins the constant",
+        ),
+        ([np.ones((1, 4), np.uint8)], "RELU", "", "RELU has only constants"),
+        ([(1, 4), (1, 4)], "FULLY_CONNECTED", "FullyConnectedOptions", r"reads the images \['a', 'b'\]"),
+    ],
+)
+def test_batches_of_operators_whose_operands_would_not_fit(shapes: Any, op: str, kind: str, sentence: str):
+    """With N images the first axis would meet columns of the other operand: wrong values, or a file that cannot run."""
+    ends = [constant(n, s) if isinstance(s, np.ndarray) else tensor(n, s) for n, s in zip("ab", shapes, strict=False)]
+    inputs = tuple(i for i, s in enumerate(shapes) if isinstance(s, tuple)) or (len(ends),)
+    y = len(ends) if inputs != (len(ends),) else len(ends) + 1
+    images = ends[0].shape[0]
+    tensors = [*ends, *([tensor("x", (1, 4))] if y > len(ends) else []), tensor("y", (images, *ends[0].shape[1:]))]
+    first = Operator(op, tuple(range(len(ends))), (y,), {"axis": 3} if op[0] == "C" else {}, (), None, kind)
+    graph = Graph("main", tuple(tensors), inputs, (y,), (first,))
+    with pytest.raises(CompileError, match=sentence):
+        compiled(graph, batch=3)
+
+
 def test_batches():
     graph = chain([tensor("x", (1, 5)), tensor("y", (1, 5))], "RELU")
     for batch in (0, -1, 257):

@@ -48,9 +48,17 @@ def test_several_models_and_wrong_places(run: Any, corpus: Path, tmp_path: Path)
     assert run("compile", *models, "-o", tmp_path / "folder", "--report", "none")[0] == 0
     files = sorted((tmp_path / "folder").iterdir())
     assert [f.name for f in files] == ["dense_256_edgetpu.tflite", "dense_512_edgetpu.tflite"]
-    code, _, error = run("compile", models[0], "-o", models[0], "--report", "none")
-    assert code == 1
-    assert "replace" in error
+    for out in (models[0], models[0].parent / ".." / "dense" / models[0].name):
+        code, _, error = run("compile", models[0], "-o", out, "--report", "none")
+        assert code == 1
+        assert "would replace a model" in error
+    twice = tmp_path / models[0].name
+    twice.write_bytes(models[0].read_bytes())
+    assert "would both become" in run("compile", models[0], twice, "-o", tmp_path / "twice")[2]
+    assert "is a file, several models need a folder" in run("compile", *models, "-o", twice)[2]
+    assert "cannot make the folder" in run("compile", *models, "-o", twice / "folder", "--report", "none")[2]
+    assert run("compile", models[0], models[0].with_stem("dense_256_edgetpu"), "-o", tmp_path / "none")[0] == 1
+    assert not list(tmp_path.glob("*twice*")) + list(tmp_path.glob("none"))
     assert "clock 'fast' is unknown" in run("compile", models[0], "-o", tmp_path / "x", "--clock", "fast")[2]
     assert "cannot write" in run("compile", models[0], "-o", tmp_path / "no" / "x", "--report", "none")[2]
 
