@@ -145,8 +145,9 @@ def _works(segment: Segment, program: nw.NetworkProgram) -> dict[int, Work]:
         work.instruction_bytes += (end - begin) * WORD_BYTES
         if isinstance(stage, nw.Conv) and (stage.output in segment.lowering.made_by or stage.output.endswith("@0")):
             work.weight_bytes += stage.weights.nbytes
-        if made_by[stage.output] == segment.lowering.made_by.get(stage.output) or not work.how:
-            work.how = nw.describe(program, stage)
+        own = stage.output in segment.lowering.made_by
+        if end > begin or not work.how:
+            work.how = ("" if own else "copies for it: ") + nw.describe(program, stage)
     for word, op, times in timing.ops(program.execution.bitstreams[0].data):
         work = found[made_by[plan.stages[bisect_right(begins, word) - 1].output]]
         for tile in timing.tiles_of_op(op):
