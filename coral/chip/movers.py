@@ -1,7 +1,7 @@
 """The data movers of a tile: ring producer and consumers, narrow to wide, wide to narrow, mesh.
 
 Each plan turns its walks into arrays of addresses once; a job then moves whole slices of them. Source: docs/chip.md,
-sections Ring, Tile DMAs, Mesh.
+section Units.
 """
 
 from __future__ import annotations

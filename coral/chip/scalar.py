@@ -1,6 +1,6 @@
 """The scalar core: walks through the program, runs its own bundles, hands everything else to the units.
 
-Source: docs/chip.md, sections Dispatch and fences, Scalar core.
+Source: docs/chip.md, sections Dispatch and fences, Units.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Straight runs of scalar bundles, translated to Python functions once.
 
 A bundle's slots all read the registers before any of them writes. Registers hold unsigned 32-bit integers (floats by
-their bits) or None as long as nothing wrote them. Source: docs/chip.md, section Scalar core.
+their bits) or None as long as nothing wrote them. Source: docs/chip.md, section Units.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The scalar side's data movers: pop, infeed, outfeed, and the host's DMAs.
 
-Source: docs/chip.md, section Streams.
+Source: docs/chip.md, section Units.
 """
 
 from __future__ import annotations

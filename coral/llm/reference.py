@@ -1,6 +1,6 @@
 """The decoder in float64 numpy, one token at a time: what calibration observes and results are compared with.
 
-Source: docs/transformer.md, Float model.
+Source: docs/transformer.md, Calibration.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Networks at places on the chip, for any number of images. Source: docs/runtime.md, section Networks."""
+"""Networks at places on the chip, for any number of images. Source: docs/runtime.md, section Numbers of images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instructions of the stages that compute. Source: docs/network.md, section Stages."""
+"""Instructions of the stages that compute. Source: docs/network.md, section Products."""
 
 from __future__ import annotations
 

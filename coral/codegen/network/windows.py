@@ -1,4 +1,4 @@
-"""Halo exchange over the mesh, and maximum pools. Source: docs/network.md, sections Halo, Maximum."""
+"""Halo exchange over the mesh, and maximum pools. Source: docs/network.md, sections Windows, Products."""
 
 from __future__ import annotations
 

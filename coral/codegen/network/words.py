@@ -1,4 +1,4 @@
-"""Stages that take four channels at a time: constants in wide memory, one op. Source: docs/network.md, Words."""
+"""Stages that take four channels at a time: constants in wide memory, one op. Source: docs/network.md, Products."""
 
 from __future__ import annotations
 

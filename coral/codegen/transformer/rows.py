@@ -1,4 +1,4 @@
-"""A decoder's parameters as rows of wide memory. Source: docs/transformer.md, Parameters."""
+"""A decoder's parameters as rows of wide memory. Source: docs/transformer.md, Memory."""
 
 from __future__ import annotations
 
