@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from coral.compiler.placing import package_of, placed, token_of
 from coral.compiler.report import Report, report_of
 from coral.compiler.write import compiled_file
 from coral.evaluate.operands import CODE_OFFSETS
-from coral.package.graph import Graph, Model, read_model
+from coral.package.graph import Graph, Model, Tensor, read_model
 from coral.package.tflite_file import CUSTOM_CODE
 
 
@@ -91,10 +91,10 @@ MAX_HOST_BYTES = 300_000_000
 
 def check_model(name: str, graph: Graph) -> None:
     """:raises CompileError: a model that no partition can help: dynamic, float, too large, or without inputs"""
-    if not graph.inputs or not graph.outputs or not graph.operators:
+    if not graph.inputs or not graph.outputs or not graph.operators or min(graph.inputs) < 0:
         raise CompileError(
             f"{name} has {len(graph.inputs)} inputs, {len(graph.operators)} operators and {len(graph.outputs)} outputs"
-            ": there is nothing to compute"
+            ": needed is one of each at least"
         )
     for i in graph.inputs:
         tensor = graph.tensors[i]
@@ -104,20 +104,49 @@ def check_model(name: str, graph: Graph) -> None:
             raise CompileError(
                 f"{name}: the input {tensor.name!r} has the dynamic shape {tensor.shape}; fix it when converting"
             )
-    size = sum(math.prod(t.shape) * (t.dtype.itemsize if t.dtype else 1) for t in graph.tensors)
+    size = sum(math.prod(max(n, 1) for n in t.shape) * (t.dtype.itemsize if t.dtype else 1) for t in graph.tensors)
     if size > MAX_HOST_BYTES:
         largest = max(graph.tensors, key=lambda t: math.prod(t.shape))
         raise CompileError(
             f"{name} needs {size / 1e6:,.0f} MB on the host, the limit is {MAX_HOST_BYTES / 1e6:.0f} MB; "
             f"the largest is {largest.name!r} of shape {largest.shape}"
         )
-    made = [graph.tensors[i] for op in graph.operators for i in op.outputs if i >= 0]
+    made = _made(name, graph)
     if not any(t.dtype in CODE_OFFSETS for t in made):
         first = next((t for t in made if t.dtype == np.float32), made[0])
         raise CompileError(
             f"{name} is not quantised: tensor {first.name!r} is {first.dtype}, the chip computes uint8 or int8. "
             "Convert it with full integer quantisation (a representative dataset), or use coral.quantize"
         )
+
+
+def _made(name: str, graph: Graph) -> list[Tensor]:
+    """What operators compute.
+
+    :raises CompileError: something is read, or is a result, that nothing before has computed; effects without a result
+    """
+    there = {*graph.inputs} | {i for i, t in enumerate(graph.tensors) if _held(t)}
+
+    def check(numbers: Iterable[int], who: str) -> None:
+        for i in numbers:
+            if i not in there:
+                what = f"{graph.tensors[i].name!r} (TFLite type {graph.tensors[i].type})" if i >= 0 else "no tensor"
+                raise CompileError(f"{name}: {who} {what}, which no constant holds and no operator before has computed")
+
+    for number, op in enumerate(graph.operators):
+        check((i for i in op.inputs if i >= 0), f"operator {number}, {op.name}, reads")
+        if not op.outputs or min(op.outputs) < 0:
+            raise CompileError(
+                f"{name}: operator {number}, {op.name}, lacks an output: state in resources is not covered"
+            )
+        there |= {*op.outputs}
+    check(graph.outputs, "an output is")
+    return [graph.tensors[i] for op in graph.operators for i in op.outputs]
+
+
+def _held(tensor: Tensor) -> bool:
+    """Whether the file holds a tensor: a constant, a variable, or nothing at all."""
+    return tensor.data is not None or tensor.is_variable or 0 in tensor.shape
 
 
 def _partitioned(name: str, model: Model, batch: int) -> Partition:

@@ -19,6 +19,9 @@ from coral.evaluate.products import channel_quantisation
 from coral.evaluate.reductions import repeats, resizable
 from coral.evaluate.windows import Axis, axes_of
 
+LARGEST_KERNEL = 1 << 24
+"""Weights of one layer: more than any chip holds, less than hurts a host."""
+
 
 def _weights(step: Step, axis: int, map_index: int = 0) -> tuple[Operand, int, float | np.ndarray, np.ndarray | None]:
     """(weights, their zero point, multiplier, bias) of a layer."""
@@ -140,10 +143,10 @@ def _average_at_borders(step: Step, value: Value, window: nw.Window, counts: np.
     Where it is, a map of the numbers says (sums of ones): a spline makes it 1 or 0, a product selects.
     """
     x, y, lowering, c = step.call.input(0), step.call.output, step.lowering, value.shape[2]
-    numbers, shape = np.unique(counts).tolist(), (*counts.shape, c)
-    ones, sums = np.ones((*window.kernel, c), np.uint8), step.clamps()
-    if numbers[-1] > 255 or min(numbers) < 1:
-        raise Refused(f"an average over windows that have {numbers} positions inside the map")
+    numbers, shape, sums = np.unique(counts).tolist(), (*counts.shape, c), step.clamps()
+    if numbers[-1] > 255 or min(numbers) < 1 or math.prod(window.kernel) * c > LARGEST_KERNEL:
+        raise Refused(f"an average over windows {window.kernel} that have {numbers} positions inside the map")
+    ones = np.ones((*window.kernel, c), np.uint8)
     mults = [float(numerics.average_multiplier(x.scale, n, y.scale, newer=True)) for n in numbers]
     if len(mults) == 1:
         step.add(nw.Depthwise((value.name,), step.output(shape), sums, ones, None, 0, mults[0], window))

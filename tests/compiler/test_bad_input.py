@@ -61,6 +61,35 @@ def test_nothing_to_compute():
             compiled(graph)
 
 
+def test_tensors_that_nobody_computes():
+    x, y, z = (tensor(name, (1, 4)) for name in "xyz")
+    relu, late = Operator("RELU", (0,), (1,), {}), Operator("RELU6", (2,), (1,), {})
+    packed = replace(z, type=17, dtype=None)
+    for operators, outputs, last, sentence in (
+        ((relu,), (1, 2), z, "an output is 'z'"),
+        ((relu,), (1, -1), z, "an output is no tensor"),
+        ((late, replace(relu, outputs=(2,))), (1,), z, "operator 0, RELU6, reads 'z'"),
+        ((Operator("ADD", (0, 2), (1,), {}),), (1,), packed, r"'z' \(TFLite type 17\), which no constant holds"),
+        ((Operator("ADD", (0, 1), (1,), {}),), (1,), z, "ADD, reads 'y'"),
+        ((relu, Operator("ASSIGN_VARIABLE", (0, 1), (), {})), (1,), z, "ASSIGN_VARIABLE, lacks an output"),
+        ((relu, replace(relu, outputs=(-1,))), (1,), z, "operator 1, RELU, lacks an output"),
+    ):
+        with pytest.raises(CompileError, match=sentence):
+            compiled(Graph("main", (x, y, last), (0,), outputs, operators))
+    with pytest.raises(CompileError, match="needed is one of each"):
+        compiled(Graph("main", (x, y), (0, -1), (1,), (relu,)))
+
+
+def test_windows_that_no_host_has_memory_for():
+    """Averages over a map of 16 positions, by a kernel of 2^31 - 1 rows and columns."""
+    size = 2**31 - 1
+    options = {"filter_height": size, "filter_width": size, "stride_h": 1, "stride_w": 1, "padding": "SAME"}
+    pool = Operator("AVERAGE_POOL_2D", (0,), (1,), options, (), None, "Pool2DOptions")
+    graph = Graph("main", (tensor("x", (1, 4, 4, 3)), tensor("y", (1, 4, 4, 3))), (0,), (1,), (pool,))
+    with pytest.raises(CompileError, match=f"windows .{size}, {size}. that have"):
+        compiled(graph)
+
+
 def constant(name: str, data: np.ndarray) -> Tensor:
     return replace(tensor(name, data.shape, data.dtype.str[1:]), data=data)
 
