@@ -140,6 +140,9 @@ def show(report: Report, target: Path) -> None:
             highlight=False,
         )
     stays = "parameters stay on the chip" if report.resident else "parameters are sent again when programs alternate"
+    if report.upload_seconds:
+        sent, whole = (f"{seconds * 1e3:.3f} ms" for seconds in (report.upload_seconds, report.seconds))
+        stays += f", at every call of this model: {sent} of predicted {whole}"
     console.print(f"{target}: {report.file_bytes:,} bytes; {stays}", highlight=False, markup=False)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from coral import isa, timing
 from coral.codegen import network as nw
 from coral.compiler.partition import ALONE, SEEN, Partition, Segment, operator_seconds
+from coral.evaluate.operands import CODE_OFFSETS
 from coral.package.graph import Graph
 from coral.package.program import Program
 
@@ -62,13 +63,16 @@ class ProgramReport:
 
 @dataclass(frozen=True)
 class Report:
-    """A compiled model; ``resident``: no call sends parameters after the first."""
+    """A compiled model; ``resident``: no call sends parameters after the first. ``seconds`` of a call of all programs
+    include ``upload_seconds``, those in which programs that displace each other are sent their parameters again.
+    """
 
     model: str
     file_bytes: int
     resident: bool
     clock_hz: float
     seconds: float
+    upload_seconds: float
     programs: tuple[ProgramReport, ...]
     decisions: tuple[Decision, ...]
 
@@ -97,13 +101,19 @@ def report_of(
             decisions[number] = _together(decisions[number], one) if segment.band and number in decisions else one
     total = sum(d.cycles for d in decisions.values()) or 1.0
     ordered = tuple(replace(d, share=d.cycles / total) for _, d in sorted(decisions.items()))
-    return Report(name, len(data), resident, clock_hz, sum(p.seconds for p in found), tuple(found), ordered)
+    uploads = 0.0
+    if len(programs) > 1 and not resident:
+        uploads = sum(timing.call_seconds(0.0, *timing.call_bytes(p.caching()), clock_hz) for p in programs)
+    seconds = sum(p.seconds for p in found) + uploads
+    return Report(name, len(data), resident, clock_hz, seconds, uploads, tuple(found), ordered)
 
 
 def _decision(graph: Graph, names: Sequence[str], number: int, place: str, reason: str, **figures: Any) -> Decision:
     op = graph.operators[number]
     output = next((names[i] for i in op.outputs if i >= 0), "")
-    return Decision(number, op.name, output, place, reason, **figures)
+    constants = [t.data for i in op.inputs if i >= 0 and (t := graph.tensors[i]).data is not None and len(t.scales)]
+    weights = sum(data.nbytes for data in constants if data.dtype in CODE_OFFSETS)
+    return Decision(number, op.name, output, place, reason, weight_bytes=weights, **figures)
 
 
 def _together(a: Decision, b: Decision) -> Decision:
@@ -116,23 +126,22 @@ class Work:
     """What a program does for one operator: per tile steps and predicted cycles, bytes, and how."""
 
     def __init__(self) -> None:
-        self.steps, self.cycles, self.weight_bytes, self.instruction_bytes = [0] * TILES, [0.0] * TILES, 0, 0
-        self.how = ""
+        self.steps, self.cycles, self.instruction_bytes, self.how = [0] * TILES, [0.0] * TILES, 0, ""
 
     def figures(self, clock_hz: float) -> dict[str, Any]:
         """Of the busiest tile."""
         cycles = max(self.cycles)
         return {
             "tiles": sum(n > 0 for n in self.steps), "steps": max(self.steps), "cycles": cycles,
-            "seconds": cycles / clock_hz, "weight_bytes": self.weight_bytes,
-            "instruction_bytes": self.instruction_bytes,
+            "seconds": cycles / clock_hz, "instruction_bytes": self.instruction_bytes,
         }  # fmt: skip
 
 
 def _works(segment: Segment, program: nw.NetworkProgram) -> dict[int, Work]:
     """By operator, from the program's own instructions; copies, and what is computed in bands, count for who reads
     them. All passes together."""
-    made_by, plan = dict(segment.lowering.made_by), program.plan
+    own_names, plan = segment.lowering.made_by, program.plan
+    made_by = dict(own_names)
     for stage in reversed(plan.stages):
         made_by.setdefault(stage.output, made_by.get(stage.output.rpartition("@")[0], -1))
         for name in stage.inputs:
@@ -143,9 +152,7 @@ def _works(segment: Segment, program: nw.NetworkProgram) -> dict[int, Work]:
     for stage, (begin, end) in zip(plan.stages, pairwise(begins), strict=True):
         work = found.setdefault(made_by[stage.output], Work())
         work.instruction_bytes += (end - begin) * WORD_BYTES
-        if isinstance(stage, nw.Conv) and (stage.output in segment.lowering.made_by or stage.output.endswith("@0")):
-            work.weight_bytes += stage.weights.nbytes
-        own = stage.output in segment.lowering.made_by
+        own = isinstance(stage, nw.Conv) or {stage.output, stage.output.rpartition("@")[0]} & set(own_names)
         if end > begin or not work.how:
             work.how = ("" if own else "copies for it: ") + nw.describe(program, stage)
     for word, op, times in timing.ops(program.execution.bitstreams[0].data):

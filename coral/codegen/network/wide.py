@@ -190,40 +190,53 @@ class Wide:
         return rows, owners
 
     def _streamed(self, rows: dict[str, np.ndarray], fill: dict[int, int]) -> set[str]:
-        """Layers that come from the host, so that the others fit below the largest FIFO: the fewest rows of a choice
-        that takes the layer that is just large enough, else the largest one.
+        """Layers that come from the host, so that the others fit below the largest FIFO and, as they are placed, below
+        all other rows in use: the fewest rows of a choice that takes the layer that is just large enough, else the
+        largest one.
         """
-        left = {n: len(data) for n, data in rows.items() if not self.products[n].relay}
+        sizes = {n: len(data) for n, data in rows.items()}
+        left = {n: size for n, size in sizes.items() if not self.products[n].relay}
         fifo = max((2 * (p.header + p.steps) for n, p in self.products.items() if n in left), default=0)
-        top = FIXED_ROW - max(min(fifo, FIFO_ROWS), SPARE_ROWS)
-        excess = sum(map(len, rows.values())) - sum(top - row for row in fill.values())
+        top, limit = FIXED_ROW - max(min(fifo, FIFO_ROWS), SPARE_ROWS), FIXED_ROW - scratch_rows(self.plan)
+        excess = sum(sizes.values()) - sum(top - row for row in fill.values())
         found = set()
-        while excess > 0 and left:
-            name = min(left, key=lambda n: (left[n] < excess, abs(left[n] - excess)))
+        while left and (needed := excess if excess > 0 else len(fill) * (self._end(sizes, fill) - limit)) > 0:
+            name = min(left, key=lambda n: (left[n] < needed, abs(left[n] - needed)))
             excess -= left.pop(name)
+            del sizes[name]
             found.add(name)
+        return found
+
+    def _end(self, sizes: dict[str, int], fill: dict[int, int]) -> int:
+        """The row behind the last one where layers of these sizes would be placed."""
+        return max((piece.row + piece.rows for piece, _ in self._places(sizes, fill)), default=0)
+
+    def _places(self, sizes: dict[str, int], fill: dict[int, int]) -> list[tuple[Piece, str]]:
+        """Pieces of layers, largest first, each on the tile that is filled least."""
+        fill, cuts = dict(fill), []
+        piece_rows = self.piece_rows or (even_rows([*sizes.values()]) if self.constants else PIECE_ROWS)
+        for name, size in sizes.items():
+            count = 1 if self.products[name].relay else ceil_div(size, piece_rows)
+            edges = [size * k // count for k in range(count + 1)]
+            cuts += [(b - a, name, a) for a, b in pairwise(edges)]
+        found = []
+        for size, name, first in sorted(cuts, key=lambda cut: -cut[0]):
+            tile = min(fill, key=lambda t: (fill[t], t))
+            found.append((Piece(1 << tile, fill[tile], first, size), name))
+            fill[tile] += size
         return found
 
     def _place(self, rows: dict[str, np.ndarray], fill: dict[int, int]) -> dict[str, list[Piece]]:
         pieces: dict[str, list[Piece]] = {name: [] for name in rows}
-        cuts = []
-        piece_rows = self.piece_rows or (even_rows([*map(len, rows.values())]) if self.constants else PIECE_ROWS)
-        for name, data in rows.items():
-            count = 1 if self.products[name].relay else ceil_div(len(data), piece_rows)
-            edges = [len(data) * k // count for k in range(count + 1)]
-            cuts += [(b - a, name, a) for a, b in pairwise(edges)]
-        for size, name, first in sorted(cuts, key=lambda cut: -cut[0]):
-            tile = min(fill, key=lambda t: (fill[t], t))
-            piece = Piece(1 << tile, fill[tile], first, size)
-            fill[tile] += size
+        for piece, name in self._places({n: len(data) for n, data in rows.items()}, fill):
             pieces[name].append(piece)
-            if fill[tile] > FIXED_ROW:
+            if (end := piece.row + piece.rows) > FIXED_ROW:
                 total = sum(len(data) for data in rows.values())
                 raise ShapeError(
-                    f"network {self.plan.network.name!r}: {total} rows of weights do not fit, tile {tile} would need "
-                    f"{fill[tile]} of {FIXED_ROW} rows"
+                    f"network {self.plan.network.name!r}: {total} rows of weights do not fit, tile "
+                    f"{piece.tiles.bit_length() - 1} would need {end} of {FIXED_ROW} rows"
                 )
-            self.parts.append((piece, rows[name][first : first + size]))
+            self.parts.append((piece, rows[name][piece.first : piece.first + piece.rows]))
         return {name: sorted(parts, key=lambda piece: piece.first) for name, parts in pieces.items()}
 
     def _fifo(self, name: str, p: Product, top: int) -> Fifo:

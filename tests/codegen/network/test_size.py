@@ -37,6 +37,24 @@ def test_weights_without_a_place_are_streamed(seed):
         nw.NetworkProgram(m.network(), grid=grid, base_rows=ONE_TILE)
 
 
+def test_weights_give_way_to_what_a_softmax_needs():
+    """500 rows of scratch for 1,000 classes: more than the FIFOs, below which all weights would have room."""
+    m = Maker(7, 2, 2, 512)
+    for _ in range(7):
+        m.layer(nw.Conv, 512)
+    m.pool(nw.AveragePool, (2, 2), (1, 1))
+    m.dense(1000)
+    base = (1020,) * 16
+    assert not nw.NetworkProgram(m.network(), base_rows=base, stream=True).wide.streamed
+    m.normalise(nw.Softmax)
+    p = nw.NetworkProgram(m.network(), base_rows=base, stream=True)
+    assert 0 < len(p.wide.streamed) < 7
+    assert p.wide.used <= p.wide.floor <= 1576
+    check(p, m.images(1))
+    with pytest.raises(ShapeError, match="are overwritten at every call"):
+        nw.NetworkProgram(m.network(), base_rows=base)
+
+
 def test_streamed_weights_in_several_passes():
     m = Maker(7, 40, 36, 4)
     m.layer(nw.Conv, 64, (3, 3))
