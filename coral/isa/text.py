@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 from coral.isa.core import Instruction
 from coral.isa.families import Family, Repeat, SignalSpec, WaitSpec, WalkSpec
 from coral.isa.fields import Field, FieldError, IsaError, f32_bits
-from coral.isa.stream import BY_MNEMONIC, Placed, encode, iter_decode
+from coral.isa.stream import BY_MNEMONIC, Placed, iter_decode
 from coral.isa.walk import Wait, Walk
 
 MANY_BITS = 6
@@ -147,13 +147,11 @@ def _f32_raw(text: str) -> int:
     return int.from_bytes(struct.pack("<f", float(text)), "little")
 
 
-def assemble(source: str | bytes) -> bytes:
-    """Bytes of assembly text; TextError with line and column if it cannot be read."""
-    return encode(parse(source))
-
-
 def parse(source: str | bytes) -> list[Instruction]:
-    """Instructions of assembly text; empty lines and ``#`` comments are skipped."""
+    """Instructions of assembly text; empty lines and ``#`` comments are skipped.
+
+    TextError with line and column if it cannot be read.
+    """
     if isinstance(source, bytes):
         try:
             source = source.decode()

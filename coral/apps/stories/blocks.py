@@ -4,6 +4,7 @@ faster than all logits on the host. Source: docs/stories.md, Blocks."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -79,13 +80,7 @@ class BlocksEngine:
 
     def weights(self) -> list[Weights]:
         """See :class:`~coral.llm.engine.Engine`."""
-        found = []
-        for key, footprint in self.runtime.regions().items() if self.runtime is not None else ():
-            name = _name(key, self.blocks) or "other"
-            for region in footprint.regions:
-                tiles = range(region.first_tile, region.first_tile + region.tiles)
-                found += [Weights(name, tile, region.row, region.rows) for tile in tiles]
-        return found
+        return placed(self.runtime, lambda key: _name(key, self.blocks)) if self.runtime is not None else []
 
     def _network(
         self, name: str, network: nw.Network, inputs: dict[str, Codes], *, fresh: bool = False
@@ -99,6 +94,16 @@ class BlocksEngine:
             return self.runtime.network((self.blocks, name), lambda: network, inputs, fresh=fresh)
         finally:
             self._seconds += time.perf_counter() - start
+
+
+def placed(runtime: Runtime, name: Callable[[Any], str | None]) -> list[Weights]:
+    """Where weights lie on a runtime's chip; ``name``: of a key of the runtime's, None if something else is there."""
+    found = []
+    for key, footprint in runtime.regions().items():
+        for region in footprint.regions:
+            tiles = range(region.first_tile, region.first_tile + region.tiles)
+            found += [Weights(name(key) or "other", tile, region.row, region.rows) for tile in tiles]
+    return found
 
 
 def _name(key: Any, owner: Blocks) -> str | None:
@@ -162,4 +167,4 @@ class BlocksSession:
         self.position = position
 
 
-__all__ = ["BlocksEngine", "BlocksSession"]
+__all__ = ["BlocksEngine", "BlocksSession", "placed"]

@@ -16,7 +16,7 @@ import numpy as np
 from tinygrad.device import Device
 
 from coral import CoralError
-from coral.apps.stories.blocks import BlocksEngine
+from coral.apps.stories.blocks import BlocksEngine, placed
 from coral.apps.stories.chip import ChipEngine, ChipSession
 from coral.apps.stories.confirmed import ahead_confirmed, confirmed_form
 from coral.apps.stories.download import address, downloaded, located
@@ -206,13 +206,7 @@ class MatmulEngine(TinygradEngine):
         if self._chip is None:
             return []
         names = {_address(layer.weight_codes): name for name, layer in self._layers()}
-        found = []
-        for key, footprint in self._chip.regions().items():
-            name = next((names[number] for number in _integers(key) if number in names), "other")
-            for region in footprint.regions:
-                tiles = range(region.first_tile, region.first_tile + region.tiles)
-                found += [Weights(name, tile, region.row, region.rows) for tile in tiles]
-        return found
+        return placed(self._chip, lambda key: next((names[n] for n in _integers(key) if n in names), None))
 
     def _layers(self) -> Iterator[tuple[str, Any]]:
         for number, block in enumerate(self.model.blocks):

@@ -15,7 +15,6 @@ from coral.codegen.network.products import MAX_LOOP, Level, Product, merge
 from coral.codegen.network.wide import Fifo, Piece, Wide, share_name
 from coral.isa import ScalarCounter, TileCounter, Wait, Walk
 
-"""Staging units of a packet of streamed weights: one row."""
 RELAY_COUNTERS = 1 << ScalarCounter.SCALAR_INFEED | 1 << ScalarCounter.RING_OUTFEED
 Placed = dict[int, int]
 """Input address -> tiles that begin there."""
@@ -207,6 +206,28 @@ def product_op(
         out_ch=p.columns - 1,
         out_ch_last=p.last_columns - 1,
         **output_stage(plan, stage),
+    )
+
+
+def maxima(
+    b: Builder, tiles: int, loops: list[int], out: Walk, par: Walk, words: tuple[int, int], **output: float
+) -> None:
+    """Maxima over the first loop of what ``par`` reads; ``words`` of results in a group and in the last one."""
+    b.emit(
+        isa.OpMax,
+        tile_mask=tiles,
+        loops=loops,
+        out=out,
+        par=par,
+        psum=Walk(0, [0] * len(loops), loops, slot_level=1, slot_stride=ROW_UNITS),
+        acc_init=1,
+        lane_off=7,
+        group_loop=len(loops) - 1,
+        reduce_mask=1,
+        out_ch=WORD_BYTES * words[0] - 1,
+        out_ch_last=WORD_BYTES * words[1] - 1,
+        mult=1.0,
+        **output,
     )
 
 

@@ -12,7 +12,7 @@ from math import inf
 from coral import isa, numerics
 from coral.codegen.builder import Builder
 from coral.codegen.machine import GROUP, ROW_UNITS, ROW_WORDS, WORD_BYTES, ceil_div
-from coral.codegen.network.emit import Placed, levels, output_stage, placed
+from coral.codegen.network.emit import Placed, levels, maxima, output_stage, placed
 from coral.codegen.network.graph import L2Normalise, Softmax
 from coral.codegen.network.places import gathered, scratchpad
 from coral.codegen.network.plan import Plan
@@ -173,39 +173,25 @@ class Emitter:
         words = min(count, GROUP // WORD_BYTES)
         short = {"last_dim": 1, "last_cnt": last - 1} if last != words else {}
         loops = [4 * steps[0][1], groups]
-        self.b.emit(
-            isa.OpMax,
-            tile_mask=self.tiles,
-            loops=loops,
-            out=Walk(target, [WORD_BYTES, GROUP], [words, groups], **short),
-            par=levels(ROW_UNITS * self.chunk.row, [(1, 4), *steps, (ROW_UNITS, groups)], self.where),
-            psum=Walk(0, [0, 0], loops, slot_level=1, slot_stride=ROW_UNITS),
-            acc_init=1,
-            lane_off=7,
-            group_loop=1,
-            reduce_mask=1,
-            out_ch=WORD_BYTES * words - 1,
-            out_ch_last=WORD_BYTES * last - 1,
-            mult=1.0,
-            clamp_min=0.0,
-            clamp_max=255.0,
-        )
+        out = Walk(target, [WORD_BYTES, GROUP], [words, groups], **short)
+        rows = levels(ROW_UNITS * self.chunk.row, [(1, 4), *steps, (ROW_UNITS, groups)], self.where)
+        maxima(self.b, self.tiles, loops, out, rows, (words, last), clamp_min=0.0, clamp_max=255.0)
 
     def softmax(self, stage: Softmax) -> None:
         """Maximum, EXP of the differences to 16 bits, the sum's reciprocal square root, its square, products."""
         b, c, channels = self.b, self.chunk, self.plan.tensors[stage.output].c
         exp, total, square, product = stage.mults
-        count, maxima, per_row = c.count * c.words, c.copy + WORD_BYTES * c.count * c.words, ROW_WORDS // WORD_BYTES
+        count, largest, per_row = c.count * c.words, c.copy + WORD_BYTES * c.count * c.words, ROW_WORDS // WORD_BYTES
         *quad, (step, steps) = quads(c.words)
         groups = ceil_div(c.count, per_row)
         self.to_rows(c.copy, [*quad, (c.words, c.count), (step, steps)], groups * steps, 1 + len(quad), transpose=1)
         self.maxima(c.single, c.count, [(ROW_UNITS * groups, steps)])
         self.to_rows(c.single, [(0, WORD_BYTES * c.words), (1, c.count)], ceil_div(count, per_row), 2)
-        self.maxima(maxima, count, [(0, 1)])
+        self.maxima(largest, count, [(0, 1)])
         load_spline(b, self.tiles, numerics.EXP_65535)
         self.op(
             1,
-            [(2, 2), (maxima - c.copy, 2), (WORD_BYTES, count)],
+            [(2, 2), (largest - c.copy, 2), (WORD_BYTES, count)],
             [(WORD_BYTES, 2 * count)],
             [(ROW_UNITS, 4), (0, count)],
             start=c.copy,

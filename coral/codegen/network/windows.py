@@ -7,7 +7,7 @@ from math import prod
 from coral import isa
 from coral.codegen.builder import MESH_UNITS, N2W_UNIT, Builder
 from coral.codegen.machine import GROUP, ROW_UNITS, WORD_BYTES
-from coral.codegen.network.emit import levels, output_stage, placed
+from coral.codegen.network.emit import levels, maxima, output_stage, placed
 from coral.codegen.network.graph import MaxPool
 from coral.codegen.network.plan import Plan
 from coral.codegen.network.products import Level, merge
@@ -117,7 +117,6 @@ def maximum(b: Builder, plan: Plan, stage: MaxPool) -> None:
     words = plan.channels(name) // WORD_BYTES
     width = min(words, GROUP // WORD_BYTES)
     last = words - width * (groups - 1)
-    y = plan.tensors[stage.output]
     for image in range(plan.images):
         b.drain()
         for address, tiles in placed(plan, stage, name).items():
@@ -145,29 +144,13 @@ def maximum(b: Builder, plan: Plan, stage: MaxPool) -> None:
         count = prod(n for _, n in outer)
         loops = [prod(inner), count, groups]
         short = {"last_dim": 1 + len(places), "last_cnt": last - 1} if last != width else {}
-        b.emit(
-            isa.OpMax,
-            tile_mask=plan.working(stage.output),
-            loops=loops,
-            out=Walk(
-                plan.own(stage.output) + image * o.image,
-                [WORD_BYTES, *(s for s, _ in places), WORD_BYTES * width],
-                [width, *(n for _, n in places), groups],
-                **short,
-            ),
-            par=levels(
-                ROW_UNITS * first,
-                [(dx, kw), (dy * pitch, kh), *outer, (pitch * height, groups)],
-                f"pool {stage.output!r}",
-            ),
-            psum=Walk(0, [0] * 3, loops, slot_level=1, slot_stride=ROW_UNITS),
-            acc_init=1,
-            lane_off=7,
-            group_loop=2,
-            reduce_mask=1,
-            out_ch=WORD_BYTES * width - 1,
-            out_ch_last=WORD_BYTES * last - 1,
-            mult=1.0,
-            acc_offset=-y.zero_point,
-            **output_stage(plan, stage),
+        out = Walk(
+            plan.own(stage.output) + image * o.image,
+            [WORD_BYTES, *(s for s, _ in places), WORD_BYTES * width],
+            [width, *(n for _, n in places), groups],
+            **short,
         )
+        windows = [(dx, kw), (dy * pitch, kh), *outer, (pitch * height, groups)]
+        par = levels(ROW_UNITS * first, windows, f"pool {stage.output!r}")
+        output = {"acc_offset": -plan.tensors[stage.output].zero_point, **output_stage(plan, stage)}
+        maxima(b, plan.working(stage.output), loops, out, par, (width, last), **output)
