@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from enum import IntEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ from rich.text import Text
 
 from coral.package.bitstreams import BARE_SUFFIX, bitstreams_of
 from coral.package.check import WORD_BYTES, element_index
+from coral.package.container import Package
 from coral.package.graph import Graph, Model, read_model
 from coral.package.program import Layer, Program
 from coral.package.strict import strict_checks
-from coral.package.tflite_file import CUSTOM_CODE, EdgeTpuModel, read_edgetpu
+from coral.package.tflite_file import CUSTOM_CODE, EdgeTpuModel, read_parts
 
 
 def info(path: Path, as_json: bool) -> None:
@@ -35,9 +38,9 @@ def info(path: Path, as_json: bool) -> None:
         compiled = any(operator.name == CUSTOM_CODE for graph in model.graphs for operator in graph.operators)
         report = {"file": str(path), "file_bytes": len(model.source), "description": model.description}
         if compiled:
-            edgetpu = read_edgetpu(model.source)
-            report |= {"type": "compiled model"} | _compiled_report(edgetpu)
-            lines, tables = _compiled_text(path, edgetpu)
+            parts = read_parts(model.source)
+            report |= {"type": "compiled model"} | _compiled_report(parts)
+            lines, tables = _compiled_text(path, parts)
         else:
             report |= {"type": "TFLite model", "graphs": [_graph_report(graph) for graph in model.graphs]}
             lines, tables = _model_text(path, model)
@@ -102,7 +105,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _compiled_report(edgetpu: EdgeTpuModel) -> dict[str, Any]:
+def _compiled_report(parts: Sequence[EdgeTpuModel]) -> dict[str, Any]:
+    """One Edge TPU operator's entries, or those of several as ``parts``."""
+    reports = [_part_report(part) for part in parts]
+    graphs = {"graphs": [_graph_report(graph) for graph in parts[0].model.graphs]}
+    return (reports[0] if len(parts) == 1 else {"parts": reports}) | graphs
+
+
+def _part_report(edgetpu: EdgeTpuModel) -> dict[str, Any]:
     programs = []
     for program in edgetpu.package.programs:
         programs.append(_plain(program) | {"hint_pattern": program.hint_pattern()})
@@ -111,7 +121,6 @@ def _compiled_report(edgetpu: EdgeTpuModel) -> dict[str, Any]:
     return {
         "custom_operator": _plain(edgetpu.custom) | {"index": edgetpu.operator},
         "package": _plain(edgetpu.package) | {"programs": programs},
-        "graphs": [_graph_report(graph) for graph in edgetpu.model.graphs],
     }
 
 
@@ -145,29 +154,37 @@ def _graph_report(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _compiled_text(path: Path, edgetpu: EdgeTpuModel) -> tuple[list[str], list[Table]]:
-    package, operators = edgetpu.package, edgetpu.graph.operators
-    before, after = operators[: edgetpu.operator], operators[edgetpu.operator + 1 :]
+def _compiled_text(path: Path, parts: Sequence[EdgeTpuModel]) -> tuple[list[str], list[Table]]:
+    package, model, operators = parts[0].package, parts[0].model, parts[0].graph.operators
+    places = [part.operator for part in parts]
+    host = [_summary(operators[a + 1 : b]) for a, b in pairwise((-1, *places, len(operators)))]
+    between = f"; between: {' | '.join(host[1:-1])}" if len(parts) > 1 else ""
     lines = [
-        f"{path.name}: compiled model, {len(edgetpu.model.source)} bytes",
+        f"{path.name}: compiled model, {len(model.source)} bytes",
         f"compiler {package.compiler_version!r}, needs runtime {package.min_runtime_version}, "
-        f"TFLite version {edgetpu.model.version} ({edgetpu.model.description!r})",
-        f"on the host before: {_summary(before)}; after: {_summary(after)}",
+        f"TFLite version {model.version} ({model.description!r})",
+        f"on the host before: {host[0]}; after: {host[-1]}{between}",
     ]
+    many = len(parts) > 1
+    tables = [_part_tables(part.package, f" of operator {part.operator}" if many else "") for part in parts]
+    return lines, [table for pair in tables for table in pair]
+
+
+def _part_tables(package: Package, which: str) -> list[Table]:
     columns = [_program_column(program) for program in package.programs]
     programs = _table(
-        "Programs",
+        f"Programs{which}",
         "|".join(["", *(program.kind.name for program in package.programs)]),
         [[label, *(column[label] for column in columns)] for label in columns[0]],
     )
     sides = [("in", program.inputs) for program in package.programs]
     sides += [("out", program.outputs) for program in package.programs]
     layers = _table(
-        "Inputs and outputs",
+        f"Inputs and outputs{which}",
         "layer|y x z|type|scale|zero point|bytes|layout",
         [_layer_row(direction, layer) for direction, side in sides for layer in side],
     )
-    return lines, [programs, layers]
+    return [programs, layers]
 
 
 def _layer_row(direction: str, layer: Layer) -> list[str]:

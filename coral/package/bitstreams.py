@@ -12,7 +12,7 @@ from typing import NamedTuple
 from coral.package.check import WORD_BYTES
 from coral.package.graph import load
 from coral.package.program import PackageError
-from coral.package.tflite_file import read_edgetpu
+from coral.package.tflite_file import read_parts
 
 BARE_SUFFIX = ".coral"
 COMPILED_SUFFIX = "_edgetpu.tflite"
@@ -36,10 +36,12 @@ def bitstreams_of(path: Path | str) -> list[Stream]:
         if not data or len(data) % WORD_BYTES:
             raise PackageError(f"{path.name} has {len(data)} bytes, no multiple of the {WORD_BYTES}-byte word")
         return [Stream(path.name, "RAW", 0, 0, data)]
-    programs = read_edgetpu(path).package.programs
+    parts = read_parts(path)
+    where = [f"{path.name} operator {part.operator}" if len(parts) > 1 else path.name for part in parts]
+    programs = [(name, p) for name, part in zip(where, parts, strict=True) for p in part.package.programs]
     return [
-        Stream(f"{path.name} {program.kind.name} chunk {chunk}", program.kind.name, index, chunk, bitstream.data)
-        for index, program in enumerate(programs)
+        Stream(f"{name} {program.kind.name} chunk {chunk}", program.kind.name, index, chunk, bitstream.data)
+        for index, (name, program) in enumerate(programs)
         for chunk, bitstream in enumerate(program.bitstreams)
     ]
 

@@ -11,9 +11,11 @@ import pytest
 from apps.conftest import command_line
 
 import coral
+from compiler.test_bad_input import chain, tensor
 from coral.apps.direct import DirectChip
-from coral.compiler import CompileError
+from coral.compiler import CompileError, partition
 from coral.evaluate import evaluate
+from coral.package.graph_file import write_model
 from coral.package.strict import strict_checks
 
 
@@ -61,6 +63,28 @@ def test_several_models_and_wrong_places(run: Any, corpus: Path, tmp_path: Path)
     assert not list(tmp_path.glob("*twice*")) + list(tmp_path.glob("none"))
     assert "clock 'fast' is unknown" in run("compile", models[0], "-o", tmp_path / "x", "--clock", "fast")[2]
     assert "cannot write" in run("compile", models[0], "-o", tmp_path / "no" / "x", "--report", "none")[2]
+
+
+def test_files_of_several_programs(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks into files shows every program of one that the host divides."""
+    monkeypatch.setattr(partition, "OPERATOR_SECONDS", 1.0)
+    names = ["RELU", "ABS", "LOGISTIC", "ABS"]
+    graph = chain([tensor(name, (1, 6, 6, 8)) for name in "xabcd"], *names)
+    source, out = tmp_path / "two.tflite", tmp_path / "two_edgetpu.tflite"
+    source.write_bytes(write_model([graph]))
+    assert run("compile", source)[0] == 0
+    code, text, _ = run("info", out)
+    assert code == 0
+    assert "before: nothing; after: ABS; between: ABS" in text
+    assert "Programs of operator 0" in text
+    assert "Programs of operator 2" in text
+    report = json.loads(run("info", out, "--json")[1])
+    assert [p["custom_operator"]["index"] for p in report["parts"]] == [0, 2]
+    code, text, _ = run("disasm", out)
+    assert code == 0
+    assert "two_edgetpu.tflite operator 2 EXECUTION_ONLY chunk 0" in text
+    assert run("isa", "check", out)[0] == 0
+    assert run("verify", source, out, "--n", 1)[0] == 0
 
 
 def test_the_picture(run: Any, corpus: Path, tmp_path: Path) -> None:
