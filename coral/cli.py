@@ -49,6 +49,7 @@ Checkpoint = Annotated[
 ]
 Sha256 = Annotated[str, typer.Option(metavar="HEX", help="The checkpoint's sha256; another file is refused.")]
 TokenizerFile = Annotated[Path | None, typer.Option(dir_okay=False, help="Its tokenizer.bin.")]
+HOST = "What runs operators outside the chip part; auto: tinygrad on large tensors, else NumPy."
 ENGINE = "float: on the host. matmul, blocks: products on the chip. chip: a token is one program. bits: that in NumPy."
 INPUTS = "One .npy, .npz or image per input, in order; or one .npz."
 BREAK = "Stop where the instruction of this sequence number begins, and show counters and units."
@@ -250,7 +251,8 @@ def run(
     random: Annotated[int | None, typer.Option(metavar="SEED", help="Random inputs instead of files.")] = None,
     device: Annotated[Literal["sim", "usb"], typer.Option(help="The simulated stick or a real one.")] = "sim",
     index: Annotated[int, typer.Option(min=0, help="Which stick.")] = 0,
-    host: Annotated[bool, typer.Option(help="Also run the operators outside the chip part.")] = True,
+    host: Annotated[Literal["auto", "numpy", "tinygrad", "none"], typer.Option(help=HOST)] = "auto",
+    no_host: Annotated[bool, typer.Option("--no-host", help="The same as --host none.")] = False,
     top: Annotated[int, typer.Option(min=0, help="Show so many of the highest outputs.")] = 0,
     labels: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Names of the classes.")] = None,
     stop: Annotated[int | None, typer.Option("--break", metavar="SEQ", parser=number, help=BREAK)] = None,
@@ -271,7 +273,7 @@ def run(
         outputs=outputs or [],
         device=device,
         index=index,
-        host=host,
+        host=False if no_host or host == "none" else host,
         top=top,
         labels=labels,
         random=random,

@@ -1,4 +1,5 @@
-"""Operators that a compiled model leaves to the host: in numpy, or by ai-edge-litert (optional extra ``litert``).
+"""Operators that a compiled model leaves to the host: in NumPy, through tinygrad where that gives the same bytes and is
+faster, or by ai-edge-litert (optional extra ``litert``).
 
 Source: docs/run.md, section Operators of the host.
 """
@@ -7,25 +8,36 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import groupby
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
 from coral import CoralError
 from coral.evaluate.graph import known, run_operators
-from coral.package.graph import IDENTIFIER
+from coral.package.graph import IDENTIFIER, Graph
 from coral.package.tflite_file import EdgeTpuModel
 
 PACKAGE = "ai_edge_litert"
 Step = Callable[[Mapping[int, NDArray[Any]]], dict[int, NDArray[Any]]]
 """From values of tensors by number to values of more."""
+Way = Literal["auto", "numpy", "tinygrad"]
+LARGE = 2**20
+"""Elements of a tensor from which compiling pays; docs/run.md has the measurements."""
+MOVES = {
+    "RESHAPE", "SQUEEZE", "EXPAND_DIMS", "CONCATENATION", "SPLIT", "SPLIT_V", "PAD", "PACK", "UNPACK", "TRANSPOSE",
+    "SLICE", "STRIDED_SLICE",
+}  # fmt: skip
+"""Operators that NumPy does as fast."""
 
 
 class HostError(CoralError):
-    """Operators that ai-edge-litert cannot run."""
+    """Operators that ai-edge-litert, or tinygrad where it is asked for, cannot run."""
 
 
 def available() -> bool:
@@ -33,18 +45,83 @@ def available() -> bool:
     return importlib.util.find_spec(PACKAGE) is not None
 
 
-def host_step(file: EdgeTpuModel, operators: Sequence[int]) -> Step:
-    """Operators of the host: by the judge's functions where it has them all, else by ai-edge-litert.
+@dataclass(frozen=True)
+class HostRun:
+    """Operators of the host that run together. ``note``: why tinygrad does not compute what it was meant to."""
 
-    :raises HostError: ai-edge-litert refuses the operators
+    operators: tuple[str, ...]
+    by: Literal["numpy", "tinygrad", "ai-edge-litert"]
+    step: Step
+    note: str = ""
+
+    def __call__(self, values: Mapping[int, NDArray[Any]]) -> dict[int, NDArray[Any]]:
+        """Values of results by tensor number."""
+        return self.step(values)
+
+
+def host_runs(file: EdgeTpuModel, operators: Sequence[int], way: Way = "auto") -> list[HostRun]:
+    """Operators of the host: by the judge's functions or compiled ones of the same results, else by ai-edge-litert.
+
+    :param way: "tinygrad" for all that it computes exactly, "auto" for large tensors only; "auto" falls back to "numpy"
+    :raises HostError: ai-edge-litert refuses the operators; tinygrad is asked for and cannot compile
     """
     graph = file.graph
-    if known(graph, operators):
-        return partial(run_operators, graph, operators)
-    made = [i for number in operators for i in graph.operators[number].outputs if i >= 0]
+    if not known(graph, operators):
+        made = [i for number in operators for i in graph.operators[number].outputs if i >= 0]
+        inputs = [i for i in _read(graph, operators) if i not in made and not graph.tensors[i].is_variable]
+        return [HostRun(_names(graph, operators), "ai-edge-litert", HostPart(file, operators, inputs, made))]
+    chosen, note = dict[int, int](), ""
+    for is_large, run in groupby(operators, lambda number: way == "tinygrad" or _is_large(graph, number)):
+        if is_large and way != "numpy" and not note:
+            try:
+                from coral.apps.host_tinygrad import pieces
+
+                found = pieces(graph, list(run))
+            except Exception as error:  # whatever an absent compiler or an unknown machine makes tinygrad raise
+                found, note = [], _cannot(way, error)
+            worth = (piece for piece in found if way == "tinygrad" or not MOVES.issuperset(_names(graph, piece)))
+            chosen |= {number: piece[0] for piece in worth for number in piece}
+    groups = [list(group) for _, group in groupby(operators, lambda number: chosen.get(number, -1))]
+    return [_compiled(graph, group, way) if group[0] in chosen else _in_numpy(graph, group, note) for group in groups]
+
+
+def _in_numpy(graph: Graph, operators: list[int], note: str = "") -> HostRun:
+    return HostRun(_names(graph, operators), "numpy", partial(run_operators, graph, operators), note)
+
+
+def _compiled(graph: Graph, operators: list[int], way: Way) -> HostRun:
+    from coral.apps.host_tinygrad import InexactError, Piece
+
+    others = [number for number in range(len(graph.operators)) if number not in operators]
+    wanted = {*graph.outputs, *_read(graph, others)}
+    results = [i for number in operators for i in graph.operators[number].outputs if i in wanted]
+    try:
+        return HostRun(_names(graph, operators), "tinygrad", Piece(graph, operators, results))
+    except InexactError as error:
+        return _in_numpy(graph, operators, f"not by tinygrad: {error}")
+    except Exception as error:  # as above
+        return _in_numpy(graph, operators, _cannot(way, error))
+
+
+def _cannot(way: Way, error: Exception) -> str:
+    note = f"tinygrad cannot compile the host's operators here: {type(error).__name__}: {str(error)[:300]}"
+    if way == "tinygrad":
+        raise HostError(f"{note}; --host numpy runs them without a compiler") from error
+    return note
+
+
+def _names(graph: Graph, operators: Sequence[int]) -> tuple[str, ...]:
+    return tuple(graph.operators[number].name for number in operators)
+
+
+def _read(graph: Graph, operators: Sequence[int]) -> list[int]:
     read = {i for number in operators for i in graph.operators[number].inputs if i >= 0}
-    inputs = sorted(i for i in read - set(made) if graph.tensors[i].data is None and not graph.tensors[i].is_variable)
-    return HostPart(file, operators, inputs, made)
+    return sorted(i for i in read if graph.tensors[i].data is None)
+
+
+def _is_large(graph: Graph, number: int) -> bool:
+    op = graph.operators[number]
+    return any(i >= 0 and math.prod(graph.tensors[i].shape) >= LARGE for i in (*op.inputs, *op.outputs))
 
 
 class HostPart:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from coral import CoralError, timing
-from coral.apps.host import Step, available, host_step
+from coral.apps.host import HostRun, Step, Way, available, host_runs
 from coral.evaluate.graph import known
 from coral.numerics import inv
 from coral.package.graph import Graph
@@ -119,16 +119,16 @@ class Model:
     """A compiled model that is ready to be called; made by :func:`load`.
 
     ``inputs`` and ``outputs`` are what a call takes and gives: the whole model's, or, where operators are left to the
-    host and nothing runs them, the chip's; ``left`` names those operators. ``chips`` are the file's custom operators in
-    order; ``program``, ``layers``, ``packed`` and ``raw`` speak of the first.
+    host and nothing runs them, the chip's; ``left`` names those operators, ``host`` has those that run, and by what.
+    ``chips`` are the file's custom operators in order; ``program``, ``layers``, ``packed``, ``raw`` speak of the first.
     Models compiled together share a parameter caching token and stay resident together when they are loaded on the same
     device; others displace each other, and are sent again when they are called.
     """
 
     def __init__(
-        self, file: EdgeTpuModel | Sequence[EdgeTpuModel], target: Target, *, name: str = "", host: bool = True
+        self, file: EdgeTpuModel | Sequence[EdgeTpuModel], target: Target, *, name: str = "", host: bool | Way = True
     ) -> None:
-        """Use :func:`load`. ``host`` False leaves operators outside the chip part alone. ModelError, PackageError."""
+        """Use :func:`load`. ModelError, HostError, PackageError."""
         files = [file] if isinstance(file, EdgeTpuModel) else list(file)
         self.target, self.name, self.chips = target, name, [OnChip(f, target) for f in files]
         self.graph = graph = files[0].graph
@@ -146,7 +146,8 @@ class Model:
             if group[0] in chips:
                 self.steps.append(chips[group[0]])
             elif not self.left:
-                self.steps.append(host_step(files[0], group))
+                self.steps += host_runs(files[0], group, "auto" if host is True else host or "numpy")
+        self.host = tuple(step for step in self.steps if isinstance(step, HostRun))
         self.inputs, self.outputs = (tuple(_port(graph, i) for i in side) for side in ends)
         first = self.chips[0]
         self.file, self.program, self.caching, self.layers = first.file, first.program, first.caching, first.layers
@@ -191,14 +192,17 @@ def load(
     device: Literal["sim", "usb"] | Target = "sim",
     index: int = 0,
     clock: str | None = None,
-    host: bool = True,
+    host: bool | Way = True,
 ) -> Model:
     """A compiled file (``*_edgetpu.tflite``) on stick ``index``, simulated ("sim") or real ("usb"), or on a target.
 
     All models of a process on one stick share it, also with tinygrad's CORAL device. Operators that the compiler left
-    to the host run if ``host`` is true: in numpy, or, where that lacks one, by the optional extra ``litert``.
+    to the host run unless ``host`` is False: in NumPy, or, where that lacks one, by the optional extra ``litert``; by
+    code that tinygrad compiles, in seconds, to the same bytes, on large tensors (True, "auto") or wherever it can
+    ("tinygrad"). ``model.host`` says what runs them.
 
     :raises ModelError: the program cannot be run on this device
+    :raises HostError: ``host`` is "tinygrad", and it cannot compile on this machine
     :raises PackageError, DeviceError, DriverError: the file is damaged; there is no such stick, or it is in use
     """
     files = read_parts(path)

@@ -16,6 +16,7 @@ from rich.table import Table
 from coral import CoralError
 from coral.apps.debug import explained
 from coral.apps.files import check_outputs, given, read_labels, write_outputs
+from coral.apps.host import Way
 from coral.apps.model import Array, Port, load
 
 MAX_JSON_VALUES = 4096
@@ -29,7 +30,7 @@ def run(
     device: Literal["sim", "usb"] = "sim",
     index: int = 0,
     clock: str | None = None,
-    host: bool = True,
+    host: bool | Way = True,
     top: int = 0,
     labels: Path | None = None,
     random: int | None = None,
@@ -53,6 +54,7 @@ def run(
         "seconds_of_this_call": seconds,
         "predicted_seconds_on_a_stick": model.predicted_seconds,
         "left_to_the_host": list(model.left),
+        "host": [{"operators": list(part.operators), "by": part.by, "note": part.note} for part in model.host],
         "outputs": [described(port, results[port.name], top, names) for port in model.outputs],
     }
     if as_json:
@@ -105,6 +107,10 @@ def show(found: dict[str, Any]) -> None:
     if found["left_to_the_host"]:
         names = ", ".join(found["left_to_the_host"])
         console.print(f"not run (operators of the host; pip install 'tinycoral[litert]' runs them): {names}")
+    for part in found["host"]:
+        if part["by"] != "numpy" or part["note"]:
+            why = f" ({part['note']})" if part["note"] else ""
+            console.print(f"on the host, by {part['by']}{why}: {', '.join(part['operators'])}")
     table = Table("output", "shape", "type", "smallest", "largest", "mean")
     for output in found["outputs"]:
         numbers = [f"{output[name]:.6g}" for name in ("smallest", "largest", "mean")]

@@ -41,7 +41,7 @@ def add(call: Call) -> tuple[NDArray[Any], ...]:
     sign = -1 if call.name == "SUB" else 1
     _check_broadcast(a, b)
     for x, constant, factor in ((a, b, sign), (b, a, 1)):
-        if _per_channel(constant, x) and not (call.name == "SUB" and constant is a):
+        if per_channel(constant, x) and not (call.name == "SUB" and constant is a):
             addend = numerics.constant_bias(x.scale, factor * constant.centred, constant.scale)
             mult = numerics.rescale_multiplier(x.scale, y.scale)
             return call.output_stage(numerics.accumulators(x.centred.astype(np.int64) + addend), mult)
@@ -58,7 +58,7 @@ def mul(call: Call) -> tuple[NDArray[Any], ...]:
     a, b, y = call.input(0), call.input(1), call.output
     _check_broadcast(a, b)
     for x, constant in ((a, b), (b, a)):
-        if _per_channel(constant, x):
+        if per_channel(constant, x):
             real = numerics.dequantise(constant.codes, constant.scale, constant.zero_point)
             return call.output_stage(x.centred, numerics.constant_multiplier(x.scale, real, y.scale))
     return call.output_stage(a.centred * b.centred, numerics.multiplier(a.scale, b.scale, y.scale))
@@ -71,7 +71,7 @@ def _check_broadcast(a: Operand, b: Operand) -> None:
         raise EvaluateError(f"the operands' shapes {a.shape} and {b.shape} do not fit") from None
 
 
-def _per_channel(constant: Operand, x: Operand) -> bool:
+def per_channel(constant: Operand, x: Operand) -> bool:
     """Whether the compiler folds ``constant``: one value, or one for each index of the last axis of x."""
     size = constant.array.size if constant.is_constant and not x.is_constant else 0
     return size == 1 or (size > 0 and constant.shape[-1:] == x.shape[-1:] == (size,))

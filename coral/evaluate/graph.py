@@ -119,15 +119,18 @@ def _run(
     operands = tuple(None if i < 0 else Operand(tensors[i], values.get(i)) for i in op.inputs)
     call = Call(op.name, operands, tuple(Operand(tensors[i]) for i in targets), op.options, generation)
     try:
-        results = _function(call, host)(call)
+        results = function_of(call, host)(call)
     except CoralError as error:
         raise EvaluateError(f"{place}: {error}") from error
     return (targets + _states(graph, op))[: len(results)], results
 
 
-def _function(call: Call, host: bool) -> Function:
-    """The chip's formula for codes, the host's for other dtypes and where the chip has none. ``host``: the operator was
-    left to the host, also what the chip's formulas refuse about resizing is computed."""
+def function_of(call: Call, host: bool) -> Function:
+    """An operator's function: the chip's formula for codes, the host's for other dtypes and where the chip has none.
+
+    ``host``: the operator was left to the host, also what the chip's formulas refuse about resizing is computed.
+    :raises EvaluateError: there is none
+    """
     plain = all(y.tensor.dtype in PLAIN for y in call.outputs)
     resized = host and call.name.startswith("RESIZE") and not resizable(call)
     first, second = (HOST, OPERATORS) if plain or resized else (OPERATORS, HOST)

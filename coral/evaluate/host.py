@@ -175,28 +175,32 @@ def transpose(call: Call) -> tuple[NDArray[Any], ...]:
 def cut(call: Call) -> tuple[NDArray[Any], ...]:
     """With constant bounds, positive or negative steps; no ellipsis, no new axes."""
     x = call.input(0).array
-    bounds = [call.constant(i).ravel().tolist() for i in range(1, len(call.inputs))]
-    if any(len(values) != x.ndim for values in bounds):
-        raise EvaluateError(f"bounds {bounds} of a tensor with {x.ndim} dimensions")
-    if call.name == "SLICE":
-        begins, sizes = bounds
-        ends = [n if size < 0 else begin + size for begin, size, n in zip(begins, sizes, x.shape, strict=True)]
-        index = tuple(slice(begin, end) for begin, end in zip(begins, ends, strict=True))
-    else:
-        call.require(ellipsis_mask=0, new_axis_mask=0)
-        skip = [call.options.get(f"{end}_mask", 0) for end in ("begin", "end", "shrink_axis")]
-        begins, ends, steps = bounds
-        if 0 in steps:
-            raise EvaluateError("a step of 0")
-        spans = [
-            slice(None if skip[0] >> i & 1 else begin, None if skip[1] >> i & 1 else end, step)
-            for i, (begin, end, step) in enumerate(zip(begins, ends, steps, strict=True))
-        ]
-        index = tuple(begins[i] if skip[2] >> i & 1 else span for i, span in enumerate(spans))
     try:
-        return (moved(call.output, x[index]),)
+        return (moved(call.output, x[spans(call)]),)
     except IndexError as error:
         raise EvaluateError(f"index outside {x.shape}: {error}") from None
+
+
+def spans(call: Call) -> tuple[slice | int, ...]:
+    """What a SLICE or STRIDED_SLICE takes of every axis. :raises EvaluateError: an option or bounds it cannot have."""
+    shape = call.input(0).shape
+    bounds = [call.constant(i).ravel().tolist() for i in range(1, len(call.inputs))]
+    if any(len(values) != len(shape) for values in bounds):
+        raise EvaluateError(f"bounds {bounds} of a tensor with {len(shape)} dimensions")
+    if call.name == "SLICE":
+        begins, sizes = bounds
+        ends = [n if size < 0 else begin + size for begin, size, n in zip(begins, sizes, shape, strict=True)]
+        return tuple(slice(begin, end) for begin, end in zip(begins, ends, strict=True))
+    call.require(ellipsis_mask=0, new_axis_mask=0)
+    skip = [call.options.get(f"{end}_mask", 0) for end in ("begin", "end", "shrink_axis")]
+    begins, ends, steps = bounds
+    if 0 in steps:
+        raise EvaluateError("a step of 0")
+    found = [
+        slice(None if skip[0] >> i & 1 else begin, None if skip[1] >> i & 1 else end, step)
+        for i, (begin, end, step) in enumerate(zip(begins, ends, steps, strict=True))
+    ]
+    return tuple(begins[i] if skip[2] >> i & 1 else span for i, span in enumerate(found))
 
 
 @host("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")
@@ -216,21 +220,29 @@ def resize(call: Call) -> tuple[NDArray[Any], ...]:
 
 
 def _resized(call: Call, x: NDArray[Any], axis: int, size: int) -> NDArray[Any]:
-    """One axis, by TFLite's rules for where output positions lie."""
+    low, high, share = places(call, x.shape[axis], size)
+    if call.name.endswith("NEIGHBOR"):
+        return x.take(low, axis)
+    share = share.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+    return x.take(low, axis) * (F32(1) - share) + x.take(high, axis) * share
+
+
+def places(call: Call, n: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Where the ``size`` output positions of a resized axis lie among its n values, by TFLite's rules: the neighbours
+    below and above, and the share of the one above."""
     corners, centres = call.options.get("align_corners", False), call.options.get("half_pixel_centers", False)
-    n = x.shape[axis]
     scale = F32(n - 1) / F32(size - 1) if corners and size > 1 else F32(n) / F32(size)
     at = np.arange(size, dtype=F32)
     if call.name.endswith("NEIGHBOR"):
-        places = (at + F32(0.5)) * scale if centres else at * scale
-        places = np.floor(places + F32(0.5)) if corners else np.floor(places)
-        return x.take(np.clip(places.astype(np.int64), 0, n - 1), axis)
-    places = (at + F32(0.5)) * scale - F32(0.5) if centres else at * scale
-    low = np.clip(np.floor(places), 0, n - 1).astype(np.int64)
-    high = np.minimum(np.floor(places).astype(np.int64) + 1, n - 1).clip(0)
-    share = (places - low.astype(F32)).astype(F32)
-    share = np.where(high == low, F32(0), share).reshape([-1 if i == axis else 1 for i in range(x.ndim)])
-    return x.take(low, axis) * (F32(1) - share) + x.take(high, axis) * share
+        nearest = (at + F32(0.5)) * scale if centres else at * scale
+        nearest = np.floor(nearest + F32(0.5)) if corners else np.floor(nearest)
+        low = np.clip(nearest.astype(np.int64), 0, n - 1)
+        return low, low, np.zeros(size, F32)
+    exact = (at + F32(0.5)) * scale - F32(0.5) if centres else at * scale
+    low = np.clip(np.floor(exact), 0, n - 1).astype(np.int64)
+    high = np.minimum(np.floor(exact).astype(np.int64) + 1, n - 1).clip(0)
+    share = (exact - low.astype(F32)).astype(F32)
+    return low, high, np.where(high == low, F32(0), share)
 
 
 @host("CONCATENATION")
