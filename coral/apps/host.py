@@ -70,19 +70,22 @@ def host_runs(file: EdgeTpuModel, operators: Sequence[int], way: Way = "auto") -
         made = [i for number in operators for i in graph.operators[number].outputs if i >= 0]
         inputs = [i for i in _read(graph, operators) if i not in made and not graph.tensors[i].is_variable]
         return [HostRun(_names(graph, operators), "ai-edge-litert", HostPart(file, operators, inputs, made))]
-    chosen, note = dict[int, int](), ""
-    for is_large, run in groupby(operators, lambda number: way == "tinygrad" or _is_large(graph, number)):
-        if is_large and way != "numpy" and not note:
-            try:
-                from coral.apps.host_tinygrad import pieces
+    large = [number for number in operators if way == "tinygrad" or _is_large(graph, number)]
+    chosen, note = set[int](), ""
+    if large and way != "numpy":
+        try:
+            from coral.apps.host_tinygrad import is_exact
 
-                found = pieces(graph, list(run))
-            except Exception as error:  # whatever an absent compiler or an unknown machine makes tinygrad raise
-                found, note = [], _cannot(way, error)
-            worth = (piece for piece in found if way == "tinygrad" or not MOVES.issuperset(_names(graph, piece)))
-            chosen |= {number: piece[0] for piece in worth for number in piece}
-    groups = [list(group) for _, group in groupby(operators, lambda number: chosen.get(number, -1))]
-    return [_compiled(graph, group, way) if group[0] in chosen else _in_numpy(graph, group, note) for group in groups]
+            chosen = {number for number in large if is_exact(graph, number)}
+        except Exception as error:  # whatever an absent compiler or an unknown machine makes tinygrad raise
+            note = _cannot(way, error)
+    groups = [list(group) for _, group in groupby(operators, lambda number: number in chosen)]
+    return [
+        _compiled(graph, group, way)
+        if group[0] in chosen and (way == "tinygrad" or not MOVES.issuperset(_names(graph, group)))
+        else _in_numpy(graph, group, note)
+        for group in groups
+    ]
 
 
 def _in_numpy(graph: Graph, operators: list[int], note: str = "") -> HostRun:
@@ -90,14 +93,14 @@ def _in_numpy(graph: Graph, operators: list[int], note: str = "") -> HostRun:
 
 
 def _compiled(graph: Graph, operators: list[int], way: Way) -> HostRun:
-    from coral.apps.host_tinygrad import InexactError, Piece
+    from coral.apps.host_tinygrad import Piece
 
     others = [number for number in range(len(graph.operators)) if number not in operators]
     wanted = {*graph.outputs, *_read(graph, others)}
     results = [i for number in operators for i in graph.operators[number].outputs if i in wanted]
     try:
         return HostRun(_names(graph, operators), "tinygrad", Piece(graph, operators, results))
-    except InexactError as error:
+    except CoralError as error:
         return _in_numpy(graph, operators, f"not by tinygrad: {error}")
     except Exception as error:  # as above
         return _in_numpy(graph, operators, _cannot(way, error))
