@@ -16,6 +16,7 @@ from coral.compiler.errors import CompileError
 from coral.compiler.partition import Partition, Segment
 from coral.compiler.placing import renamed
 from coral.package.container import Package, write_package
+from coral.package.extras import associated_files, with_files
 from coral.package.graph import Model, Operator, Tensor
 from coral.package.graph_file import write_model
 from coral.package.program import Layer
@@ -35,7 +36,8 @@ def compiled_file(model: Model, partition: Partition, packages: Sequence[Package
         else:
             writer.operators.append(partition.graph.operators[item])
     graph = replace(partition.graph, tensors=tuple(writer.tensors), operators=tuple(writer.operators))
-    return write_model([graph, *model.graphs[1:]], source=model.source)
+    data = write_model([graph, *model.graphs[1:]], source=model.source, extras=model.extras)
+    return with_files(data, associated_files(model.source))
 
 
 class _Writer:

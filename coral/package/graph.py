@@ -18,6 +18,7 @@ import numpy as np
 from flatbuffers import flexbuffers
 
 from coral.package.check import MAX_DIMENSIONS
+from coral.package.extras import NOTHING, Extras, read_extras
 from coral.package.flatbuffer import Reader, Record, Span, parse_schema
 from coral.package.program import PackageError
 
@@ -30,7 +31,13 @@ MAX_CUSTOM_BYTES, MAX_CUSTOM_ENTRIES = 4096, 64
 SCHEMA = parse_schema("""
     table Model
         version:u32 operator_codes:[OperatorCode] subgraphs:[SubGraph] description:str
-        buffers:[Buffer]
+        buffers:[Buffer] -:[i32] metadata:[Metadata] signature_defs:[SignatureDef]
+    table Metadata
+        name:str buffer:u32
+    table SignatureDef
+        inputs:[TensorMap] outputs:[TensorMap] signature_key:str -:str subgraph_index:u32
+    table TensorMap
+        name:str tensor_index:u32
     table OperatorCode
         deprecated_builtin_code:i8 custom_code:str version:i32 builtin_code:i32
     table SubGraph
@@ -127,6 +134,7 @@ class Model:
     version: int
     description: str
     source: bytes
+    extras: Extras = NOTHING
 
     @property
     def main(self) -> Graph:
@@ -159,7 +167,8 @@ def read_model(source: Path | str | bytes) -> Model:
     graphs = tuple(_graph(reader, graph, buffers, names) for graph in record.get("subgraphs", ()))
     if not graphs:
         raise reader.error("Model.subgraphs", "the file holds no graph")
-    return Model(graphs, record.get("version", 0), record.get("description", ""), data)
+    extras = read_extras(reader, record, buffers, [len(graph.tensors) for graph in graphs])
+    return Model(graphs, record.get("version", 0), record.get("description", ""), data, extras)
 
 
 def _buffer(reader: Reader, record: Record, place: str) -> memoryview:

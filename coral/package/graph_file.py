@@ -8,6 +8,7 @@ from typing import Any
 import flatbuffers
 import numpy as np
 
+from coral.package.extras import NOTHING, Extras, extras_record
 from coral.package.flatbuffer import Record, Span, parse_schema, write
 from coral.package.graph import CUSTOM, IDENTIFIER, Graph, Operator, Tensor, labels
 from coral.package.graph import SCHEMA as GRAPH_SCHEMA
@@ -24,8 +25,11 @@ SCHEMA = GRAPH_SCHEMA | parse_schema("""
 """)
 
 
-def write_model(graphs: Iterable[Graph], *, source: bytes = b"", description: str = "tinycoral") -> bytes:
-    """A TFLite file of graphs; ``source`` holds what their operators' custom options refer to.
+def write_model(
+    graphs: Iterable[Graph], *, source: bytes = b"", description: str = "tinycoral", extras: Extras = NOTHING
+) -> bytes:
+    """A TFLite file of graphs; ``source`` holds what their operators' custom options refer to, ``extras`` what else
+    the file is to have.
 
     Tensors that no operator and no end of a graph refers to are left out.
 
@@ -33,11 +37,15 @@ def write_model(graphs: Iterable[Graph], *, source: bytes = b"", description: st
     """
     codes: dict[tuple[str, int, bool], int] = {}
     buffers: dict[bytes, int] = {b"": 0}
+    graphs = list(graphs)
+    numbers_of = [_numbers(graph) for graph in graphs]
     record = {
         "version": 3,
-        "subgraphs": [_graph_record(graph, codes, buffers, source) for graph in graphs],
+        "subgraphs": [
+            _graph_record(graph, of, codes, buffers, source) for graph, of in zip(graphs, numbers_of, strict=True)
+        ],
         "description": description,
-    }
+    } | extras_record(extras, buffers, numbers_of)
     numbers = {name: number for number, name in labels("BuiltinOperator").items()}
     record["operator_codes"] = [_code(numbers, *key) for key in codes]
     record["buffers"] = [{"data": data} if data else {} for data in buffers]
@@ -52,12 +60,19 @@ def _code(numbers: dict[str, int], name: str, version: int, custom: bool) -> Rec
     return record | ({"custom_code": name} if custom else {})
 
 
-def _graph_record(
-    graph: Graph, codes: dict[tuple[str, int, bool], int], buffers: dict[bytes, int], source: bytes
-) -> Record:
+def _numbers(graph: Graph) -> dict[int, int]:
+    """What the tensors that are referred to are called in the file."""
     used = sorted({i for ends in _ends(graph) for i in ends if i >= 0})
-    numbers = {-1: -1} | {old: new for new, old in enumerate(used)}
+    return {-1: -1} | {old: new for new, old in enumerate(used)}
 
+
+def _graph_record(
+    graph: Graph,
+    numbers: dict[int, int],
+    codes: dict[tuple[str, int, bool], int],
+    buffers: dict[bytes, int],
+    source: bytes,
+) -> Record:
     def mapped(ends: Iterable[int]) -> list[int]:
         return [numbers[i] for i in ends]
 
@@ -69,7 +84,7 @@ def _graph_record(
             record["intermediates"] = mapped(op.intermediates)
         operators.append(record | _options(op, source))
     return {
-        "tensors": [_tensor(graph.tensors[i], buffers) for i in used],
+        "tensors": [_tensor(graph.tensors[i], buffers) for i in numbers if i >= 0],
         "inputs": mapped(graph.inputs),
         "outputs": mapped(graph.outputs),
         "operators": operators,
