@@ -24,7 +24,7 @@ from coral.package.graph import Graph, Model, Tensor, read_model
 from coral.package.tflite_file import CUSTOM_CODE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Compiled:
     """One compiled model: ``data`` is the file, ``partition`` says what became of every operator; ``resident``: its
     parameters and those of all models compiled with it stay on the chip together."""
@@ -34,6 +34,9 @@ class Compiled:
     partition: Partition
     programs: tuple[nw.NetworkProgram, ...]
     resident: bool
+
+    def __repr__(self) -> str:
+        return f"<Compiled {self.name!r}: {len(self.data):,} bytes, programs: {len(self.programs)}>"
 
     def report(self, clock_hz: float = timing.CLOCK_HZ) -> Report:
         """Every operator's place and cost, and the programs' figures, at a clock of the chip."""
@@ -57,8 +60,8 @@ def compile_models(sources: Sequence[Path | str | bytes], *, batch: int = 1) -> 
     :raises CompileError: nothing of a model has a program, or it cannot be compiled at all
     :raises coral.package.PackageError: a file is damaged
     """
-    if not 1 <= batch <= nw.MAX_BATCH:
-        raise CompileError(f"batch {batch}: a program takes 1 to {nw.MAX_BATCH} images")
+    if not isinstance(batch, int) or not 1 <= batch <= nw.MAX_BATCH:
+        raise CompileError(f"batch {batch!r}: a program takes 1 to {nw.MAX_BATCH} images")
     models = [(name_of(source), load_model(source)) for source in sources]
     parts = [_partitioned(name, model, batch) for name, model in models]
     segments = [segment for part in parts for segment in part.segments]

@@ -131,12 +131,14 @@ def test_compile_in_python(corpus: Path) -> None:
     source = corpus / "dense" / "dense_256.tflite"
     one = coral.compile(source)
     x = np.arange(256, dtype=np.uint8).reshape(1, 256)
+    assert repr(one) == f"<Compiled 'dense_256': {len(one.data):,} bytes, programs: 1>"
     model = coral.load(one.data, device=DirectChip())
     (expected,) = evaluate(source, {model.inputs[0].name: x}).values()
     assert (model(x) == expected).all()
     assert len(coral.compile(source, source.read_bytes())) == 2
-    with pytest.raises(CompileError):
-        coral.compile(source, batch=0)
+    for batch in (0, 2.5, "3"):
+        with pytest.raises(CompileError, match=f"batch {batch!r}: a program takes"):
+            coral.compile(source, batch=batch)
 
 
 def test_strict_on_every_file_of_googles(corpus: Path) -> None:
