@@ -107,7 +107,7 @@ def _whole(name: str, model: Model, place: str) -> Engine:
     ranges, form = observe(ck, calibration_stories(ck)), Form(logits=classifier)
     decoder = fitting(quantise(ck, ranges, model.name, classifier=classifier), form)
     if name == "bits":
-        return BitEngine(name, ck, decoder, None, form)
+        return BitEngine(name, ck, decoder, form)
     if not place.startswith("CORAL"):
         raise StoriesError(f"engine 'chip' needs a stick or the simulated one, not {place}; 'bits' computes the same")
     kind = "sim" if _simulated(place) else "usb"
@@ -127,7 +127,7 @@ def _whole(name: str, model: Model, place: str) -> Engine:
 class BitEngine(ChipEngine):
     """The results of :class:`~coral.apps.stories.chip.ChipEngine`, by its bit model."""
 
-    def __init__(self, name: str, ck: Checkpoint, model: Transformer, device: None, form: Form) -> None:
+    def __init__(self, name: str, ck: Checkpoint, model: Transformer, form: Form) -> None:
         self.name, self.checkpoint, self.model, self.form = name, ck, model, form
         self.config = replace(ck.config, context=model.geometry.context)
 

@@ -138,13 +138,13 @@ def _receive(b: Builder, plan: Plan, name: str, total_bytes: int) -> None:
     b.input_dma(total_bytes)
     if not plan.vector_input(name) and not plan.own_input:
         _border(b, plan, name)
-    _unpack(b, plan, parts)
+    _unpack(b, parts)
     for band in parts:
         first, units = band.units
         blocks.infeed_input(b, first * INPUT_UNIT_BYTES, units * INPUT_UNIT_BYTES, band.tiles)
 
 
-def _unpack(b: Builder, plan: Plan, parts: list[Band]) -> None:
+def _unpack(b: Builder, parts: list[Band]) -> None:
     """Consumers and unpackers of all bands; tiles with equal fields share an instruction."""
     waiting = list(parts)
     while waiting:

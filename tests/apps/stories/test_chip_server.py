@@ -58,7 +58,7 @@ def parts() -> tuple[Any, Any]:
 
 def expected(parts: tuple[Any, Any]) -> list[str]:
     """What every body is told, by the bit model alone."""
-    engine, texts = BitEngine("bits", *parts, None, BOLD), []
+    engine, texts = BitEngine("bits", *parts, BOLD), []
     for body in BODIES:
         how = Sampling(body["temperature"], seed=body["seed"], words=body["max_tokens"])
         stories = Stories(engine.session(1), TOKENIZER, [TOKENIZER.encode(body["prompt"])], how, CONFIG.context)
