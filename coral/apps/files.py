@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from coral import CoralError
 from coral.apps.model import Array, Port
+from coral.package.extras import associated_files
 
 IMAGES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff"))
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -123,16 +125,34 @@ def write_outputs(files: Sequence[Path], arrays: Mapping[str, Array]) -> None:
         np.save(file, array)
 
 
+MAX_LABELS = 1 << 16
+
+
 def read_labels(file: Path) -> list[str]:
-    """Lines of a label file, each perhaps with its number in front ("0  background")."""
+    """Lines of a label file; where each has its number in front ("0  background"), by number, "" for those left out."""
     try:
-        lines = file.read_text(errors="replace").splitlines()
+        return labels_of(file.read_text(errors="replace"))
     except OSError as error:
         raise FileError(f"cannot read {file}: {error.strerror}") from None
-    numbered = [line.split(maxsplit=1) for line in lines]
-    if lines and all(parts and parts[0].rstrip(":") == str(k) for k, parts in enumerate(numbered)):
-        return [parts[1] if len(parts) > 1 else "" for parts in numbered]
-    return lines
+
+
+def attached_labels(model: Path) -> list[str]:
+    """Labels from the archive behind a model, if exactly one text file is there; else none."""
+    texts = [data for name, data in associated_files(model.read_bytes()).items() if name.endswith(".txt")]
+    return labels_of(texts[0].decode(errors="replace")) if len(texts) == 1 else []
+
+
+def labels_of(text: str) -> list[str]:
+    """As :func:`read_labels`, from a text."""
+    lines = text.splitlines()
+    parts = [line.split(maxsplit=1) or [""] for line in lines]
+    numbers = [int(n) if (n := first.rstrip(":")).isascii() and n.isdigit() else -1 for first, *_ in parts]
+    if not lines or min(numbers) < 0 or max(numbers) >= MAX_LABELS or any(a >= b for a, b in pairwise(numbers)):
+        return lines
+    found = [""] * (numbers[-1] + 1)
+    for number, (_, *rest) in zip(numbers, parts, strict=True):
+        found[number] = rest[0] if rest else ""
+    return found
 
 
 def _numpy(file: Path) -> Array:

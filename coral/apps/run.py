@@ -15,9 +15,11 @@ from rich.table import Table
 
 from coral import CoralError
 from coral.apps.debug import explained
-from coral.apps.files import check_outputs, given, read_labels, write_outputs
+from coral.apps.files import attached_labels, check_outputs, given, read_labels, write_outputs
 from coral.apps.host import Way
 from coral.apps.model import Array, Port, load
+from coral.evaluate.detection import DETECTION
+from coral.package.graph import Graph
 
 MAX_JSON_VALUES = 4096
 
@@ -39,7 +41,7 @@ def run(
     """Runs the model once and prints what came out; FileError, ModelError and errors of driver and chip."""
     model = load(path, device=device, index=index, clock=clock, host=host)
     check_outputs(outputs, model.outputs)
-    names = read_labels(labels) if labels else []
+    names = read_labels(labels) if labels else attached_labels(path)
     arrays = given(model.inputs, inputs, random)
     start = time.perf_counter()
     with explained(model.program), Console(stderr=True).status(f"running {model.name}"):
@@ -57,10 +59,30 @@ def run(
         "host": [{"operators": list(part.operators), "by": part.by, "note": part.note} for part in model.host],
         "outputs": [described(port, results[port.name], top, names) for port in model.outputs],
     }
+    if (objects := detected(model.graph, results, names)) is not None:
+        found["detections"] = objects
     if as_json:
         print(json.dumps(found, indent=1))
     else:
         show(found)
+
+
+def detected(graph: Graph, results: dict[str, Array], labels: Sequence[str]) -> list[dict[str, Any]] | None:
+    """What a detector found, best first: class, score and box (ymin, xmin, ymax, xmax, of the image's sides); None if
+    the model is none."""
+    op = next((op for op in graph.operators if op.name == DETECTION), None)
+    names = [graph.tensors[i].name for i in op.outputs] if op is not None else []
+    if len(names) != 4 or not results.keys() >= set(names):
+        return None
+    boxes, classes, scores, (number, *_) = (results[name].reshape(-1) for name in names)
+    return [
+        {"class": int(label), "label": _named(int(label), labels), "score": float(score), "box": box.tolist()}
+        for label, score, box in zip(classes, scores, boxes.reshape(-1, 4), strict=True)
+    ][: int(number)]
+
+
+def _named(index: int, labels: Sequence[str]) -> str:
+    return labels[index] if index < len(labels) else ""
 
 
 def described(port: Port, array: Array, top: int, labels: Sequence[str]) -> dict[str, Any]:
@@ -91,7 +113,7 @@ def ranking(port: Port, array: Array, top: int, labels: Sequence[str]) -> list[d
     scores = port.values(flat[order])
     return [
         {"index": int(k), "code": flat[k].item(), "score": float(score)}
-        | ({"label": labels[k] if k < len(labels) else ""} if labels else {})
+        | ({"label": _named(k, labels)} if labels else {})
         for k, score in zip(order.tolist(), scores, strict=True)
     ]
 
@@ -122,3 +144,9 @@ def show(found: dict[str, Any]) -> None:
             for place, entry in enumerate(output["top"], 1):
                 table.add_row(str(place), str(entry["index"]), f"{entry['score']:.6g}", entry.get("label", ""))
             console.print(table)
+    if "detections" in found:
+        table = Table("class", "label", "score", "ymin", "xmin", "ymax", "xmax", title="found")
+        for entry in found["detections"]:
+            numbers = [f"{n:.3f}" for n in (entry["score"], *entry["box"])]
+            table.add_row(str(entry["class"]), entry["label"], *numbers)
+        console.print(table)

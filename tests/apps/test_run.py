@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from coral import CoralError, isa
 from coral.apps.debug import explained
 from coral.apps.direct import DirectChip
-from coral.apps.files import FileError, image_input, random_inputs, read_input, read_labels
+from coral.apps.files import FileError, attached_labels, image_input, random_inputs, read_input, read_labels
 from coral.apps.model import Model, Port
 from coral.apps.timeline import record
 from coral.chip import Chip
@@ -113,6 +113,23 @@ def test_labels(tmp_path: Path) -> None:
     (tmp_path / "numbered").write_text("0  background\n1  tench, Tinca tinca\n")
     expected = ["background", "tench, Tinca tinca"]
     assert read_labels(tmp_path / "plain") == read_labels(tmp_path / "numbered") == expected
+    (tmp_path / "gaps").write_text("0  person\n2: car\n3\n")  # as COCO's are
+    assert read_labels(tmp_path / "gaps") == ["person", "", "car", ""]
+    for text in ("1 a\n1 b", "7 dwarfs\nthe wolf", "", "2 b\n1 a", f"0 a\n{1 << 40} b", "0 a\n\u00b2 b"):
+        (tmp_path / "names").write_text(text)
+        assert read_labels(tmp_path / "names") == text.splitlines()
+
+
+def test_labels_come_from_the_model_itself(corpus: Path, tmp_path: Path) -> None:
+    """Google's compiler and ours keep the archive behind a model."""
+    vision = corpus / "vision"
+    expected = read_labels(vision / "imagenet_labels.txt")
+    theirs = vision / "mobilenet_v1_0.25_128_quant_edgetpu.tflite"
+    assert attached_labels(theirs) == expected
+    assert attached_labels(corpus / "dense" / "dense_256_edgetpu.tflite") == []
+    found = json.loads(command("run", theirs, "--random", 0, "--top", 1, "--json").stdout)
+    best = found["outputs"][0]["top"][0]
+    assert best["label"] == expected[best["index"]]
 
 
 def test_a_break_shows_counters_and_memories(corpus: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from apps.conftest import command_line
 
 import coral
 from compiler.test_bad_input import chain, tensor
@@ -17,15 +16,6 @@ from coral.compiler import CompileError, partition
 from coral.evaluate import evaluate
 from coral.package.graph_file import write_model
 from coral.package.strict import strict_checks
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setenv("COLUMNS", "200")
-        return command_line(monkeypatch, capsys, *arguments)
-
-    return command
 
 
 def test_compile_writes_a_file_and_says_what_it_did(run: Any, corpus: Path, tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,10 +65,14 @@ class Ssd(Detector):
         return joined
 
 
+def ssd(y: int, x: int) -> Graph:
+    found = Ssd(y, x)
+    return Graph("main", tuple(found.tensors), tuple(found.inputs), tuple(found.open), tuple(found.operators))
+
+
 @pytest.mark.parametrize("size", [(64, 64), (48, 80), (37, 53)])
 def test_a_detector_runs_to_its_boxes(size: tuple[int, int]) -> None:
-    ssd = Ssd(*size)
-    graph = Graph("main", tuple(ssd.tensors), tuple(ssd.inputs), tuple(ssd.open), tuple(ssd.operators))
+    graph = ssd(*size)
     (one,) = compile_models([write_model([graph])])
     on_chip = {n for s in one.partition.segments for n in s.operators}
     assert {graph.operators[n].name for n in range(len(graph.operators)) if n not in on_chip} <= {
@@ -79,6 +86,24 @@ def test_a_detector_runs_to_its_boxes(size: tuple[int, int]) -> None:
     for i in graph.outputs:
         np.testing.assert_array_equal(found[graph.tensors[i].name], expected[i])
     assert found["number"][0] > 0
+
+
+def test_the_command_names_what_was_found(run: Any, tmp_path: Path) -> None:
+    graph = ssd(64, 64)
+    (one,) = compile_models([write_model([graph])])
+    path = one.write(tmp_path / "ssd_edgetpu.tflite")
+    (tmp_path / "labels.txt").write_text("0 person\n1 car\n4 dog\n")
+    code, text, _ = run("run", path, "--random", 3, "--labels", tmp_path / "labels.txt", "--json")
+    found = json.loads(text)
+    assert code == 0
+    values = {output["name"]: output["values"] for output in found["outputs"]}
+    assert len(found["detections"]) == values["number"][0] > 0
+    for k, entry in enumerate(found["detections"]):
+        label = ["person", "car", "", "", "dog"][entry["class"]]
+        assert entry == {"class": values["classes"][0][k], "label": label, "score": values["scores"][0][k],
+                         "box": values["corners"][0][k]}  # fmt: skip
+    assert "person" in run("run", path, "--random", 3, "--labels", tmp_path / "labels.txt")[1] or "dog" in text
+    assert "detections" not in json.loads(run("run", path, "--random", 3, "--json", "--no-host")[1])
 
 
 class Yolo(Detector):
