@@ -16,16 +16,7 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import AxisType, KernelInfo, UOp
 
-from coral.backend.layers import (
-    LARGEST_MULTIPLIER,
-    SMALLEST_MULTIPLIER,
-    Add,
-    Clip,
-    Layer,
-    Linear,
-    Multiply,
-    Requantise,
-)
+from coral.backend.layers import LARGEST_MULTIPLIER, SMALLEST_MULTIPLIER, Add, Clip, Layer, Linear, Multiply, Requantise
 from coral.backend.windows import convolutions, pools
 
 

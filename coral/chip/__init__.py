@@ -4,14 +4,7 @@ Source: docs/chip.md.
 """
 
 from coral.chip.chip import BUDGET, Chip, ChipState
-from coral.chip.errors import (
-    ChipError,
-    Deadlock,
-    Hazard,
-    RuleViolation,
-    UnknownInstruction,
-    UnwrittenRead,
-)
+from coral.chip.errors import ChipError, Deadlock, Hazard, RuleViolation, UnknownInstruction, UnwrittenRead
 
 __all__ = [
     "BUDGET", "Chip", "ChipError", "ChipState", "Deadlock", "Hazard", "RuleViolation", "UnknownInstruction",

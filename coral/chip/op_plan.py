@@ -20,15 +20,7 @@ from coral.chip.plans import Plan
 from coral.chip.timing import op_cycles
 from coral.chip.walks import Addresses, Index, Nest, gates
 
-ELEMENTS = {
-    (0, 0, 0): 4,
-    (0, 0, 7): 1,
-    (0, 1, 0): 2,
-    (0, 1, 6): 1,
-    (1, 0, 0): 2,
-    (1, 0, 6): 1,
-    (1, 1, 0): 1,
-}
+ELEMENTS = {(0, 0, 0): 4, (0, 0, 7): 1, (0, 1, 0): 2, (0, 1, 6): 1, (1, 0, 0): 2, (1, 0, 6): 1, (1, 1, 0): 1}
 """Products per column and step, by (act16, par16, lane_off): four 8x8 multipliers, some of them switched off."""
 
 
@@ -213,8 +205,7 @@ class OpPlan(Plan):
         """A walk that makes one step per main-loop step."""
         walk = self.walk(name)
         self.require(
-            walk.steps == self.nest.steps,
-            f"walk {name} has {walk.steps} steps, the main loops have {self.nest.steps}",
+            walk.steps == self.nest.steps, f"walk {name} has {walk.steps} steps, the main loops have {self.nest.steps}"
         )
         return walk
 

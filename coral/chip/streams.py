@@ -12,15 +12,7 @@ import numpy as np
 
 from coral import isa
 from coral.chip.errors import RuleViolation
-from coral.chip.layout import (
-    LEVEL_HOST,
-    ROW_BYTES,
-    ROW_WORDS,
-    SCALAR_NODE,
-    SCALAR_WORDS,
-    STAGING_UNITS,
-    UNIT_BYTES,
-)
+from coral.chip.layout import LEVEL_HOST, ROW_BYTES, ROW_WORDS, SCALAR_NODE, SCALAR_WORDS, STAGING_UNITS, UNIT_BYTES
 from coral.chip.machine import BLOCKED, DONE, MORE, Ids, Job, Machine
 from coral.chip.movers import announce
 from coral.chip.plans import Plan, done
@@ -33,11 +25,7 @@ if TYPE_CHECKING:
 PARAMETERS, ACTIVATIONS, SCALAR_MEMORY = 0, 1, 2
 STREAM_OF_TAG = {isa.Tag.INPUT: ACTIVATIONS, isa.Tag.PARAMETERS: PARAMETERS}
 POP_COUNTERS = (isa.ScalarCounter.PARAMETER_POP, isa.ScalarCounter.AVDATA_POP)
-INFEED_COUNTERS = (
-    isa.ScalarCounter.PARAMETER_INFEED,
-    isa.ScalarCounter.AVDATA_INFEED,
-    isa.ScalarCounter.SCALAR_INFEED,
-)
+INFEED_COUNTERS = (isa.ScalarCounter.PARAMETER_INFEED, isa.ScalarCounter.AVDATA_INFEED, isa.ScalarCounter.SCALAR_INFEED)
 
 
 class Host:

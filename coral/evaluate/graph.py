@@ -12,15 +12,7 @@ from numpy.typing import NDArray
 
 from coral import CoralError
 from coral.evaluate.host import HOST
-from coral.evaluate.operands import (
-    MAX_ELEMENTS,
-    OPERATORS,
-    Call,
-    EvaluateError,
-    Function,
-    Generation,
-    Operand,
-)
+from coral.evaluate.operands import MAX_ELEMENTS, OPERATORS, Call, EvaluateError, Function, Generation, Operand
 from coral.evaluate.reductions import resizable
 from coral.package.graph import Graph, Model, Operator, read_model
 

@@ -118,13 +118,7 @@ def write_edgetpu(package: Package, *, custom: CustomMap | None = None, descript
         "name": "main",
     }
     code = {"deprecated_builtin_code": CUSTOM, "custom_code": CUSTOM_CODE, "version": 1, "builtin_code": CUSTOM}
-    record = {
-        "version": 3,
-        "operator_codes": [code],
-        "subgraphs": [graph],
-        "description": description,
-        "buffers": [{}],
-    }
+    record = {"version": 3, "operator_codes": [code], "subgraphs": [graph], "description": description, "buffers": [{}]}
     return write(SCHEMA, "Model", record, identifier=IDENTIFIER)
 
 

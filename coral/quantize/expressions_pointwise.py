@@ -14,15 +14,7 @@ from coral.quantize.expressions import QuantizeError, check_stage, in_buffer, ou
 
 
 def qadd_expression(
-    a: Tensor,
-    b: Tensor,
-    a_zp: int,
-    b_zp: int,
-    weights: tuple[int, int],
-    mult: float,
-    lo: int,
-    hi: int,
-    out_zp: int,
+    a: Tensor, b: Tensor, a_zp: int, b_zp: int, weights: tuple[int, int], mult: float, lo: int, hi: int, out_zp: int
 ) -> Tensor:
     """``output_stage(w1 * a + w2 * b - (w1 * a_zp + w2 * b_zp))``: the chip's ADD.
 

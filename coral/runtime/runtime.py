@@ -15,15 +15,7 @@ from coral.codegen.fc import INPUT, OUTPUT, FcQuant, FcShape
 from coral.codegen.machine import WIDE_ROWS
 from coral.codegen.network.graph import MAX_EXTENT
 from coral.runtime.errors import RuntimeFault
-from coral.runtime.linear import (
-    LinearSpec,
-    chunk_outputs,
-    fc_call,
-    fc_layout,
-    fc_shape,
-    product,
-    product_rows,
-)
+from coral.runtime.linear import LinearSpec, chunk_outputs, fc_call, fc_layout, fc_shape, product, product_rows
 from coral.runtime.networks import Networks
 from coral.runtime.placement import Footprint, Region
 from coral.runtime.resident import CallPlan, OpenStick, Residents, Stats
@@ -58,12 +50,7 @@ class Runtime:
         return self._residents.stick.clock_hz
 
     def network(
-        self,
-        key: Hashable,
-        build: Callable[[], nw.Network],
-        inputs: Mapping[str, np.ndarray],
-        *,
-        fresh: bool = False,
+        self, key: Hashable, build: Callable[[], nw.Network], inputs: Mapping[str, np.ndarray], *, fresh: bool = False
     ) -> dict[str, np.ndarray]:
         """Outputs uint8 [B, y, x, c] by name, of ``inputs`` uint8 [B, y, x, c]; any B, image i as if it were alone.
 

@@ -71,10 +71,7 @@ ENDPOINT_KINDS = {0x01: Kind.OUT, 0x81: Kind.IN, 0x82: Kind.EVENT, 0x83: Kind.IN
 TAG_KINDS = {0: Kind.INSTRUCTIONS, 1: Kind.INPUT, 2: Kind.PARAMETERS}
 _PACKETS = (Kind.IN, Kind.EVENT, Kind.INTERRUPT)
 _ONLY_PACKETS = (Effect.EXTRA, Effect.DROP, Effect.REPEAT, Effect.STALE)
-_ONLY = {
-    Kind.RESET: (Effect.TIMEOUT, Effect.DISCONNECT),
-    Kind.CLAIM: (Effect.STALL, Effect.DISCONNECT),
-}
+_ONLY = {Kind.RESET: (Effect.TIMEOUT, Effect.DISCONNECT), Kind.CLAIM: (Effect.STALL, Effect.DISCONNECT)}
 
 
 @dataclass(frozen=True)

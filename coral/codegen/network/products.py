@@ -258,10 +258,7 @@ def _packed(plan: Plan, stage: Conv) -> Product:
         0,
         GROUP,
         **_grouped(
-            matrix.reshape(pack * n4, -1),
-            repeated(bias, 0),
-            None if scale is None else repeated(scale, 1),
-            stage.w_zp,
+            matrix.reshape(pack * n4, -1), repeated(bias, 0), None if scale is None else repeated(scale, 1), stage.w_zp
         ),
     )
 

@@ -16,14 +16,7 @@ from coral.codegen.fc import RESIDENT_TOKEN
 from coral.codegen.machine import ROW_BYTES, TILES, ceil_div
 from coral.codegen.network import emit, vectors, windows, words
 from coral.codegen.network.cost import candidates, fitting
-from coral.codegen.network.frame import (
-    images_in,
-    input_layer,
-    output_layer,
-    receive_inputs,
-    send_output,
-    senders,
-)
+from coral.codegen.network.frame import images_in, input_layer, output_layer, receive_inputs, send_output, senders
 from coral.codegen.network.graph import (
     Add,
     AveragePool,

@@ -7,17 +7,7 @@ from itertools import groupby
 from coral import isa
 from coral.codegen import blocks
 from coral.codegen.builder import Builder
-from coral.codegen.machine import (
-    ALL_TILES,
-    GROUP,
-    ROW_BYTES,
-    ROW_UNITS,
-    TILES,
-    WORD_BYTES,
-    ceil_div,
-    mask_of,
-    round_up,
-)
+from coral.codegen.machine import ALL_TILES, GROUP, ROW_BYTES, ROW_UNITS, TILES, WORD_BYTES, ceil_div, mask_of, round_up
 from coral.codegen.network.emit import output_stage
 from coral.codegen.network.graph import Conv, Stage
 from coral.codegen.network.places import gathered, gathered_bytes, gathered_tiles, scratchpad, shared

@@ -114,15 +114,7 @@ def requantise(b: Builder, plan: Plan, wide: Wide, stage: Requantise) -> None:
     fields = {"nlu_en": int(stage.spline is not None), "acc_offset": stage.offset, "mult": stage.mult}
     if stage.spline is not None and stage.spline.odd:
         fields["nlu_odd"] = 3
-    _word_op(
-        b,
-        plan,
-        stage,
-        starts,
-        [],
-        (wide.constant(identity_rows()), []),
-        **fields,
-    )
+    _word_op(b, plan, stage, starts, [], (wide.constant(identity_rows()), []), **fields)
 
 
 def average(b: Builder, plan: Plan, wide: Wide, stage: AveragePool) -> None:

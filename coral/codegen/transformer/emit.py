@@ -148,10 +148,7 @@ class Emitter:
                 tile_mask=1 << tile,
                 src=Walk(plan.packed, [1], [ceil_div(size, ROW_BYTES)]),
                 sig_ring=1,
-                waits=[
-                    Wait(TileCounter.RING_PRODUCER_A, order, level=1),
-                    Wait(TileCounter.NARROW_TO_WIDE, 1, level=1),
-                ],
+                waits=[Wait(TileCounter.RING_PRODUCER_A, order, level=1), Wait(TileCounter.NARROW_TO_WIDE, 1, level=1)],
                 dest_mask=receivers,
             )
         b.reset()

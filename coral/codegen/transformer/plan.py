@@ -270,12 +270,7 @@ class Plan:
         self.fill = [self.logit_row + self.logit_rows] * TILES
         g = self.g
         return tuple(
-            Layout(
-                (Share(t, heads, 0, g.heads),),
-                (Share(t, outputs, 0, g.dim),),
-                (Share(t, ffn, 0, g.hidden),),
-                0,
-            )
+            Layout((Share(t, heads, 0, g.heads),), (Share(t, outputs, 0, g.dim),), (Share(t, ffn, 0, g.hidden),), 0)
             for t in range(len(self.model.blocks))
         )
 

@@ -371,15 +371,7 @@ class Stages(Emitter):
             words = count // WORD_BYTES
             nest = [(WORD_BYTES, 1), (WORD_BYTES, words)]
             rows = walk(ROW_UNITS * p.scratch, [(ROW_UNITS, 1), (ROW_UNITS, words)])
-            self.op(
-                same,
-                [1, words],
-                walk(x, nest),
-                rows,
-                walk(y, [(WORD_BYTES, words)]),
-                WORD_BYTES,
-                **fields,
-            )
+            self.op(same, [1, words], walk(x, nest), rows, walk(y, [(WORD_BYTES, words)]), WORD_BYTES, **fields)
 
     def outputs(self, layout: Layout, offset: int, x: int, inputs: int, y: int) -> None:
         """wo or w2 on a tile's outputs, residual included; ``offset``: rows of the matrix behind the share's first."""
