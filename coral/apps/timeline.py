@@ -18,7 +18,8 @@ from coral.apps.direct import DirectChip
 from coral.apps.model import Array, OnChip
 from coral.chip import Chip
 from coral.chip.layout import SCALAR_NODE, TILES, UNIT_BYTES
-from coral.chip.machine import DONE, Job, Machine, Queue
+from coral.chip.machine import DONE, Job, Machine
+from coral.chip.memories import Queue
 from coral.chip.scalar import SCALAR_UNITS, ScalarCore
 from coral.isa import signed16
 from coral.package.program import Base, DmaHint, InstructionHint, Program

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from coral import CoralError, isa
 from coral.chip.errors import Deadlock, RuleViolation
 from coral.chip.layout import DYNAMIC0, ROW_BYTES, SCALAR_NODE, TILES, WIDE0, WIDE_ROWS
-from coral.chip.machine import Machine, Memory, Values
+from coral.chip.machine import Machine
+from coral.chip.memories import Memory, Values
 from coral.chip.program import Chunk
 from coral.chip.recording import Recording, Replay, Segment, Signature, signature
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from coral import isa, numerics
 from coral.chip.layout import LEVEL_FIXED
-from coral.chip.machine import Values
+from coral.chip.memories import Values
 from coral.chip.op import OpRecord
 from coral.chip.op_plan import Stage
 from coral.chip.trace import Trace

@@ -23,7 +23,8 @@ from coral.chip.layout import (
     UNWRITTEN,
     WIDE_ROWS,
 )
-from coral.chip.machine import BLOCKED, DONE, MORE, Ids, Job, Machine
+from coral.chip.machine import BLOCKED, DONE, MORE, Job, Machine
+from coral.chip.memories import Ids
 from coral.chip.plans import COUNTER, Plan, done
 from coral.chip.walks import Index
 

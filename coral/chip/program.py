@@ -9,7 +9,7 @@ import bisect
 from typing import Any, NamedTuple
 
 from coral import isa
-from coral.chip import movers, op_plan, resize, streams
+from coral.chip import mesh, movers, op_plan, resize, streams
 from coral.chip.errors import RuleViolation, UnknownInstruction
 from coral.chip.plans import Plan
 from coral.chip.scalar_code import Run, translate
@@ -24,10 +24,10 @@ PLANS: dict[type[isa.Instruction], type[Plan]] = {
     isa.RingRecv1: movers.RingRecv,
     isa.N2w: movers.N2w,
     isa.W2n: movers.W2n,
-    isa.MeshSouth: movers.Mesh,
-    isa.MeshWest: movers.Mesh,
-    isa.MeshNorth: movers.Mesh,
-    isa.MeshEast: movers.Mesh,
+    isa.MeshSouth: mesh.Mesh,
+    isa.MeshWest: mesh.Mesh,
+    isa.MeshNorth: mesh.Mesh,
+    isa.MeshEast: mesh.Mesh,
     isa.NluLoad: op_plan.NluLoad,
     isa.Pop: streams.Pop,
     isa.Infeed: streams.Infeed,

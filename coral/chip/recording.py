@@ -22,7 +22,7 @@ from coral.chip.layout import DYNAMIC0, ROW_BYTES, TILES, WIDE0, WIDE_ROWS
 from coral.chip.scalar_code import Partial, Run
 
 if TYPE_CHECKING:
-    from coral.chip.machine import Memory, Values
+    from coral.chip.memories import Memory, Values
     from coral.chip.nodes import Node
 
 Ids = NDArray[np.int32]

@@ -24,7 +24,8 @@ from coral.chip.layout import (
     TILES,
     UNWRITTEN,
 )
-from coral.chip.machine import MESH_UNITS, Ids, Machine, Unit
+from coral.chip.machine import MESH_UNITS, Machine, Unit
+from coral.chip.memories import Ids
 from coral.chip.movers import N2w, N2wJob
 from coral.chip.plans import Plan
 from coral.chip.program import Block, Chunk

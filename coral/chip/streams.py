@@ -13,14 +13,15 @@ import numpy as np
 from coral import isa
 from coral.chip.errors import RuleViolation
 from coral.chip.layout import LEVEL_HOST, ROW_BYTES, ROW_WORDS, SCALAR_NODE, SCALAR_WORDS, STAGING_UNITS, UNIT_BYTES
-from coral.chip.machine import BLOCKED, DONE, MORE, Ids, Job, Machine
+from coral.chip.machine import BLOCKED, DONE, MORE, Job, Machine
+from coral.chip.memories import Ids
 from coral.chip.movers import announce
 from coral.chip.plans import Plan, done
 from coral.chip.recording import Arrival, Recording
 from coral.chip.walks import gates
 
 if TYPE_CHECKING:
-    from coral.chip.machine import Values
+    from coral.chip.memories import Values
 
 PARAMETERS, ACTIVATIONS, SCALAR_MEMORY = 0, 1, 2
 STREAM_OF_TAG = {isa.Tag.INPUT: ACTIVATIONS, isa.Tag.PARAMETERS: PARAMETERS}
