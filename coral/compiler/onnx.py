@@ -18,11 +18,13 @@ import numpy as np
 from coral import numerics
 from coral.compiler.errors import CompileError
 from coral.compiler.onnx_graph import NONE, Builder, Code, Fixed, Quant
-from coral.package.graph import Graph
+from coral.package.graph import DAMAGE, Graph, load
 
 OPSETS = range(7, 27)
 SOFTMAX_PER_AXIS = 13
 """Opset from which on SOFTMAX normalises one axis; before, it took all axes from the given one on together."""
+MAX_STEP = 1 << 16
+"""Of strides, dilations and pads: far beyond any image."""
 DOMAINS = {"", "ai.onnx", "com.microsoft"}
 
 
@@ -63,12 +65,13 @@ def is_onnx(source: Path | str | bytes) -> bool:
 def read_onnx(source: Path | str | bytes) -> Graph:
     """The graph of an ONNX file.
 
+    :raises PackageError: the file cannot be read
     :raises CompileError: the package onnx is missing; the file is damaged; an opset, operator or shape is not covered
     """
     if importlib.util.find_spec("onnx") is None:
         raise CompileError("ONNX files need the package onnx; install it with pip install 'tinycoral[onnx]'")
     onnx: Any = importlib.import_module("onnx")
-    data, name = (source, "") if isinstance(source, bytes) else (_load(source), f"{Path(source).name}: ")
+    data, name = (source, "") if isinstance(source, bytes) else (load(source), f"{Path(source).name}: ")
     try:
         return _read(onnx, data)
     except CompileError as error:
@@ -80,7 +83,8 @@ def _read(onnx: Any, data: bytes) -> Graph:
         model = onnx.load_from_string(data)
         onnx.checker.check_model(model)
     except Exception as error:  # protobuf and the checker raise many kinds
-        raise CompileError(f"the file is no valid ONNX model: {str(error).splitlines()[0]:.300}") from None
+        what = next(iter(str(error).splitlines()), type(error).__name__)
+        raise CompileError(f"the file is no valid ONNX model: {what:.300}") from None
     opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=OPSETS[-1])
     for used in model.opset_import:
         if used.domain not in DOMAINS or (used.domain in ("", "ai.onnx") and used.version not in OPSETS):
@@ -89,13 +93,6 @@ def _read(onnx: Any, data: bytes) -> Graph:
                 "com.microsoft; convert the model with onnx.version_converter"
             )
     return _Reader(onnx, model.graph, opset).graph()
-
-
-def _load(path: Path | str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise CompileError(f"cannot read {path}: {error.strerror}") from None
 
 
 class _Reader:
@@ -132,7 +129,10 @@ class _Reader:
             handler = getattr(self, f"_op_{node.op_type.lower()}", None)
             if handler is None:
                 raise self._error(f"{node.op_type} is not covered")
-            result = handler()
+            try:
+                result = handler()
+            except (*DAMAGE, ArithmeticError, AssertionError) as error:  # attributes and constants of wrong kinds
+                raise self._error(f"has parts that do not fit each other ({type(error).__name__}: {error})") from None
             if result is not None:
                 self.values[node.output[0]] = result
         outputs = [self._output(item.name) for item in self.onnx_graph.output]
@@ -272,13 +272,14 @@ class _Reader:
         auto = self.options.get("auto_pad", b"NOTSET").decode()
         if auto not in ("NOTSET", "VALID", "SAME_UPPER") or self.options.get("ceil_mode", 0):
             raise self._error(f"auto_pad {auto}, ceil_mode {self.options.get('ceil_mode', 0)}")
-        if len(kernel) != 2 or min(self.options.get("pads", [0])) < 0:
-            raise self._error(f"a kernel of {len(kernel)} dimensions, needed are 2 and no negative pads")
-        return {
-            "kernel": kernel, "auto": auto, "strides": list(self.options.get("strides", [1, 1])),
-            "pads": list(self.options.get("pads", [0, 0, 0, 0])), "group": self.options.get("group", 1),
-            "dilations": list(self.options.get("dilations", [1, 1])),
-        }  # fmt: skip
+        sizes = {"kernel": kernel} | {n: list(self.options.get(n, [1, 1])) for n in ("strides", "dilations")}
+        pads = list(self.options.get("pads", [0, 0, 0, 0]))
+        fits = all(len(n) == 2 and min(n) >= 1 for n in sizes.values()) and len(pads) == 4
+        if not fits or min(pads) < 0 or max(*pads, *sizes["strides"], *sizes["dilations"]) > MAX_STEP:
+            raise self._error(
+                f"{sizes} and pads {pads}: needed are two numbers of 1 to {MAX_STEP} each, four from 0 on"
+            )
+        return sizes | {"auto": auto, "pads": pads, "group": self.options.get("group", 1)}
 
     def _op_qlinearconv(self) -> Code:
         x, raw = self._coded(0), self._constant(3)
@@ -492,6 +493,3 @@ def _real(value: Constant) -> np.ndarray:
     if value.scales is None or value.zeros is None:
         return value.data
     return (value.data.astype(np.int64) - value.zeros) * value.scales
-
-
-__all__ = ["is_onnx", "read_onnx"]

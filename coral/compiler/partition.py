@@ -173,9 +173,10 @@ def host_seconds(segment: Segment, stages: Sequence[nw.Stage] | None = None) -> 
 def operator_seconds(graph: Graph, number: int) -> float:
     """The same guess for an operator of a graph, from the shapes of its results and its largest constant."""
     op = graph.operators[number]
-    results = sum(math.prod(graph.tensors[i].shape) for i in op.outputs if i >= 0)
+    results = sum(math.prod(max(n, 1) for n in graph.tensors[i].shape) for i in op.outputs if i >= 0)
     constants = [t for i in op.inputs if i >= 0 and (t := graph.tensors[i]).data is not None and op.name in PRODUCTS]
-    taps = max((math.prod(t.shape) // graph.tensors[op.outputs[0]].shape[-1] for t in constants), default=0)
+    channels = max((1, *graph.tensors[op.outputs[0]].shape[-1:]))
+    taps = max((math.prod(t.shape) // channels for t in constants), default=0)
     return OPERATOR_SECONDS + results * (RESULT_SECONDS + taps * PRODUCT_SECONDS)
 
 

@@ -80,6 +80,16 @@ def test_tensors_that_nobody_computes():
         compiled(Graph("main", (x, y), (0, -1), (1,), (relu,)))
 
 
+def test_reports_on_operators_of_odd_shapes():
+    """A result without channels, and one that is no array: only guesses at the host's time, which must not fail."""
+    w = constant("w", np.ones((5, 4), np.uint8))
+    for shape in ((1, 3, -7, 0), ()):
+        dense = Operator("FULLY_CONNECTED", (0, 1), (2,), {}, (), None, "FullyConnectedOptions")
+        tensors = (tensor("x", (1, 4)), w, replace(tensor("y", (1, 5)), shape=shape), tensor("z", (1, 4)))
+        one = compiled(Graph("main", tensors, (0,), (2, 3), (dense, Operator("RELU", (0,), (3,), {}))))
+        assert [d.place for d in one.report().decisions] == ["host", "chip 0"]
+
+
 def test_windows_that_no_host_has_memory_for():
     """Averages over a map of 16 positions, by a kernel of 2^31 - 1 rows and columns."""
     size = 2**31 - 1

@@ -253,6 +253,24 @@ def test_what_would_be_something_else_is_refused(data: bytes, sentence: str) -> 
         load_model(data)
 
 
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [
+        ("Conv", {"strides": [0, 1]}), ("Conv", {"pads": [2**40] * 4}), ("Conv", {"strides": [1]}),
+        ("AveragePool", {"kernel_shape": [0, 0]}), ("Concat", {"axis": 7}), ("Softmax", {"axis": -9}),
+        ("MaxPool", {"kernel_shape": [2, 2], "pads": [1]}), ("ReduceMean", {"axes": [9]}), ("Constant", {}),
+    ],
+)  # fmt: skip
+def test_attributes_of_wrong_kinds_name_the_node(op: str, attributes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what the checker of another version of onnx lets through."""
+    monkeypatch.setattr(onnx.checker, "check_model", lambda model: None)
+    m = Net()
+    inputs = [m.qdq(), *([m.weights(4, 4, 1, 1)] if op == "Conv" else [])]
+    data = image(m, m.node(op, *inputs, **attributes))
+    with pytest.raises(CompileError, match=rf"\({op}\)|model"):
+        compile_models([data])
+
+
 def test_constants_that_cannot_be_read(tmp_path: Path) -> None:
     model = onnx.load_from_string(two_outputs())
     next(i for i in model.graph.initializer if i.data_type == onnx.TensorProto.INT8).data_type = 77
