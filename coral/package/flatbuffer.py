@@ -104,7 +104,7 @@ class Reader:
     def root(self, name: str, identifier: bytes = b"") -> Record:
         """The root table, after a check of the file ``identifier`` at byte 4."""
         if identifier and self.data[4:8] != identifier:
-            raise self.error(name, f"identifier is {self.data[4:8]!r}, expected {identifier!r}")
+            raise self.error(name, f"identifier is {self.data[4:8]!r}, expected {identifier!r}: another kind of file")
         return self.table(name, self._follow(0, name), name, 0)
 
     def error(self, place: str, message: str) -> PackageError:
