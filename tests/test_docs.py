@@ -126,9 +126,18 @@ PATH = re.compile(r"(?<![\w/.])((?:coral|docs|examples|tests|tools)/[\w/-]+\.(?:
 
 def test_files_and_tests_exist() -> None:
     wrong = []
-    for page in PAGES:
+    for page in [*PAGES, ROOT / ".ci" / "run"]:
         for name, test in PATH.findall(page.read_text()):
             path = ROOT / name
             if not path.is_file() or (test and not re.search(rf"^\s*(?:def|class) {test}\b", path.read_text(), re.M)):
                 wrong.append(f"{page.relative_to(ROOT)}: {name} {test}")
     assert not wrong
+
+
+def variables(paths: list[Path]) -> set[str]:
+    return {name for path in paths for name in re.findall(r"\bCORAL_[A-Z_]+\b", path.read_text())}
+
+
+def test_environment_variables_exist_and_are_described() -> None:
+    assert variables(PAGES) <= variables(MODULES)
+    assert variables([path for path in MODULES if path.is_relative_to(ROOT / "coral")]) <= variables(PAGES)
