@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from coral import CoralError
 from coral.evaluate.graph import known, run_operators
+from coral.evaluate.operands import CODE_OFFSETS
 from coral.package.graph import IDENTIFIER, Graph
 from coral.package.tflite_file import EdgeTpuModel
 
@@ -27,13 +28,13 @@ PACKAGE = "ai_edge_litert"
 Step = Callable[[Mapping[int, NDArray[Any]]], dict[int, NDArray[Any]]]
 """From values of tensors by number to values of more."""
 Way = Literal["auto", "numpy", "tinygrad"]
-LARGE = 2**20
+LARGE = 2**18
 """Elements of a tensor from which compiling pays; docs/run.md has the measurements."""
-MOVES = {
+CHEAP = {
     "RESHAPE", "SQUEEZE", "EXPAND_DIMS", "CONCATENATION", "SPLIT", "SPLIT_V", "PAD", "PACK", "UNPACK", "TRANSPOSE",
-    "SLICE", "STRIDED_SLICE",
+    "SLICE", "STRIDED_SLICE", "CAST", "REDUCE_MAX", "REDUCE_MIN", "RESIZE_NEAREST_NEIGHBOR",
 }  # fmt: skip
-"""Operators that NumPy does as fast."""
+"""Operators that NumPy does as fast as compiled code, as it does all that give no codes but ARG_MAX and resizes."""
 
 
 class HostError(CoralError):
@@ -82,7 +83,7 @@ def host_runs(file: EdgeTpuModel, operators: Sequence[int], way: Way = "auto") -
     groups = [list(group) for _, group in groupby(operators, lambda number: number in chosen)]
     return [
         _compiled(graph, group, way)
-        if group[0] in chosen and (way == "tinygrad" or not MOVES.issuperset(_names(graph, group)))
+        if group[0] in chosen and (way == "tinygrad" or any(_is_dear(graph, number) for number in group))
         else _in_numpy(graph, group, note)
         for group in groups
     ]
@@ -120,6 +121,12 @@ def _names(graph: Graph, operators: Sequence[int]) -> tuple[str, ...]:
 def _read(graph: Graph, operators: Sequence[int]) -> list[int]:
     read = {i for number in operators for i in graph.operators[number].inputs if i >= 0}
     return sorted(i for i in read if graph.tensors[i].data is None)
+
+
+def _is_dear(graph: Graph, number: int) -> bool:
+    op = graph.operators[number]
+    named = op.name.startswith(("ARG_", "RESIZE"))
+    return op.name not in CHEAP and (named or any(graph.tensors[i].dtype in CODE_OFFSETS for i in op.outputs))
 
 
 def _is_large(graph: Graph, number: int) -> bool:

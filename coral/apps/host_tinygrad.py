@@ -8,6 +8,7 @@ Source: docs/run.md, "Operators of the host".
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,8 @@ UNSIGNED = {4: dtypes.uint32, 8: dtypes.uint64}
 SIGN = 1 << 31
 PART, MAX_TABLE = 2**14, 2**16
 """Values in a table, and in the parts of it: tinygrad makes a sum of a lookup in one of 2^15."""
+MAX_ELEMENTS = 2**24
+"""Of a tensor: random values for it must fit into memory, too."""
 SPECIAL = np.array([0, -0.0, 1e-42, 2.5, -0.5, np.inf, -np.inf], np.float32)
 """Tried with every piece that reads float32."""
 _mutex = threading.RLock()
@@ -181,22 +184,20 @@ def _of_two_codes(x: Inputs, first: NDArray[Any], second: NDArray[Any]) -> Tenso
 
 
 def arg_max(x: Inputs) -> Sequence[Tensor]:
-    """The greatest of (value, distance from the end), in one number."""
+    """The greatest of (code, distance from the end), in one number."""
     axis = axis_of(int(x.call.constant(1).ravel()[0]), x[0].ndim)
-    if (n := int(x[0].shape[axis])) > 2**16 or x[0].dtype not in (dtypes.uint8, dtypes.int8, dtypes.int32):
-        raise InexactError(f"{n} values of {x[0].dtype}")
-    values = x[0].cast(dtypes.int32 if x[0].dtype.itemsize == 1 else dtypes.int64)
-    values = ~values if x.call.name == "ARG_MIN" else values
-    behind = constant(np.arange(n)[::-1].astype(np.int32)).cast(values.dtype)
-    best = (values * 2**16 + behind.reshape([-1 if i == axis else 1 for i in range(values.ndim)])).max(axis)
-    return result(x, n - 1 - (best & (2**16 - 1)))
+    if x.codes(0) is None or (n := int(x[0].shape[axis])) > 2**16:
+        raise InexactError("too many values, or no codes")
+    values = ~x[0].cast(dtypes.int32) if x.call.name == "ARG_MIN" else x[0].cast(dtypes.int32)
+    behind = np.arange(n, dtype=np.int32)[::-1].reshape([-1 if i == axis else 1 for i in range(values.ndim)])
+    return result(x, n - 1 - ((values * 2**16 + constant(behind)).max(axis) & (2**16 - 1)))
 
 
 def reduce(x: Inputs) -> Sequence[Tensor]:
     """Of integers; of codes in place of the real values that rise with them."""
     axes = tuple({axis_of(axis, x[0].ndim) for axis in x.call.constant(1).ravel().tolist()})
-    if dtypes.is_float(x[0].dtype):
-        raise InexactError("zeros of two signs")
+    if x[0].dtype not in (dtypes.uint8, dtypes.int8, dtypes.int32):
+        raise InexactError(f"zeros of two signs, or numbers that clang warns of: {x[0].dtype}")
     values = x[0].max(axes) if x.call.name == "REDUCE_MAX" else x[0].min(axes)
     return result(x, replace(x, tensors=[values.contiguous()]).real(0))
 
@@ -205,8 +206,8 @@ def resize(x: Inputs) -> Sequence[Tensor]:
     """Neighbours by index, weighted; the chip's own twofold bilinear stays in NumPy."""
     call, values, y, source = x.call, x[0], x.call.output.shape, x.call.image(0).shape
     repeats = reductions.repeats(call) if function_of(call, True) is reductions.resize else (0, 0)
-    if repeats is None:
-        raise InexactError(f"the chip's way from {source} to {y}")
+    if repeats is None or max(source[1:3]) > PART:
+        raise InexactError(f"the chip's way, or a sum, from {source} to {y}")
     copied = any(repeats) or call.name.endswith("NEIGHBOR")
     for axis, repeat in enumerate(repeats, 1):
         low, high, share = host.places(call, source[axis], y[axis])
@@ -288,15 +289,18 @@ def is_exact(graph: Graph, number: int) -> bool:
 
 def _add(graph: Graph, number: int, values: dict[int, Tensor], unless: list[Tensor]) -> None:
     op, tensors = graph.operators[number], graph.tensors
+    for i in (*op.inputs, *op.outputs):
+        shape = tensors[i].shape
+        if i < 0 or tensors[i].is_variable or min(shape, default=1) < 1 or math.prod(shape) > MAX_ELEMENTS:
+            raise InexactError(f"tensor {tensors[i].name!r} is a state, empty, too large or left out")
+    operands = tuple(Operand(tensors[i], tensors[i].data) for i in op.inputs)
+    call = Call(op.name, operands, tuple(Operand(tensors[i]) for i in op.outputs), op.options)
+    formula = FORMULAS[function_of(call, True)]
     for i in op.inputs:
         if tensors[i].data is None and i not in values:
             values[i] = Tensor.empty(*tensors[i].shape, dtype=DTYPES[tensors[i].dtype], device=DEVICE)
-    if any(i < 0 or tensors[i].is_variable or 0 in tensors[i].shape for i in (*op.inputs, *op.outputs)):
-        raise InexactError("a state, or an operand that is empty or left out")
-    operands = [Operand(tensors[i], tensors[i].data) for i in op.inputs]
-    call = Call(op.name, tuple(operands), tuple(Operand(tensors[i]) for i in op.outputs), op.options)
     given = [values[i] if (data := tensors[i].data) is None else constant(data) for i in op.inputs]
-    for i, value in zip(op.outputs, FORMULAS[function_of(call, True)](Inputs(call, given, unless)), strict=True):
+    for i, value in zip(op.outputs, formula(Inputs(call, given, unless)), strict=True):
         values[i] = value.reshape(tensors[i].shape)
 
 
@@ -361,7 +365,8 @@ class Piece:
         for special in {False, any(memory.dtype == np.float32 for memory in self._memories)}:
             values = {i: self._random(i, special) for i in self.inputs}
             try:
-                expected = run_operators(self.graph, self.operators, values)
+                with np.errstate(all="ignore"):
+                    expected = run_operators(self.graph, self.operators, values)
             except EvaluateError:  # of infinities it may say no
                 if not special:
                     raise
