@@ -17,6 +17,8 @@ DROPPED = {"min_runtime_version"}
 """Metadata about the graph as it was, which a graph with other operators does not keep."""
 MAX_FILES, MAX_FILES_BYTES = 64, 16 << 20
 """Of an archive whose files are read."""
+METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+"""What such archives use; others would let a stranger's file choose how much memory a decoder takes."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ def associated_files(data: bytes) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
             if len(entries) > MAX_FILES or sum(entry.file_size for entry in entries) > MAX_FILES_BYTES:
+                return {}
+            if any(entry.compress_type not in METHODS for entry in entries):
                 return {}
             return {entry.filename: archive.read(entry) for entry in entries}
     except (zipfile.BadZipFile, zlib.error, RuntimeError, ValueError, OSError, EOFError):

@@ -95,3 +95,18 @@ def test_archives_that_are_none(tmp_path: Path) -> None:
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("bomb", bytes(MAX_FILES_BYTES + 1))
     assert associated_files(data + stream.getvalue()) == {}
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damaged_archives_of_any_method_hold_nothing(method: int) -> None:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as archive:
+        archive.writestr("labels.txt", "cat\ndog\n" * 100)
+    data, rng = stream.getvalue(), np.random.default_rng(method)
+    usual = method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+    assert bool(associated_files(data)) is usual
+    for _ in range(300):
+        damaged = bytearray(data)
+        for at in rng.integers(0, len(data), 2):
+            damaged[at] = rng.integers(256)
+        assert set(associated_files(bytes(damaged)).values()) <= {b"cat\ndog\n" * 100, b""}
