@@ -100,8 +100,8 @@ class SoftwareStick:
         """Power-cycles the stick: whatever was wrong is gone, and so is the firmware."""
         self.generation += 1
         self.registers = RegisterFile()
-        self.registers.live = {"currentPc": self._pc, "scalarCoreRunStatus": self._run_status}
-        self.registers.effects = {"power": self._power, "credit": self._credit, "thermal": self._thermal}
+        self.registers.live["currentPc"] = lambda: getattr(self.engine.chip, "scalar_pc", 0)
+        self.registers.effects |= {"power": self._power, "credit": self._credit}
         self.application = not self._firmware_required
         self.dfu = DfuMachine()
         self.wedged, self._detached, self._vanished = False, False, False
@@ -243,16 +243,6 @@ class SoftwareStick:
         if old == 0xF and new == 0:
             self.parser.reset()
             self.engine.drop()
-
-    def _thermal(self, old: int, new: int) -> None:
-        cleared = (old & ~new) >> 28 & 3
-        self.registers["omc0_dc"] = new & ~(cleared << 30)
-
-    def _pc(self) -> int:
-        return getattr(self.engine.chip, "scalar_pc", 0)
-
-    def _run_status(self) -> int:
-        return {1: 1, 2: 4}.get(self.registers["scalarCoreRunControl"], 0)
 
     def _reset_chip(self) -> None:
         self.registers.reset_chip()

@@ -96,8 +96,8 @@ class RegisterFile:
         self._by_name = {register.name: register for register in table}
         self.values = {register.offset: register.reset for register in table}
         self.log: deque[Access] = deque(maxlen=4096)
-        self.live: dict[str, Callable[[], int]] = {}
-        self.effects: dict[str, Callable[[int, int], None]] = {}
+        self.live: dict[str, Callable[[], int]] = {"scalarCoreRunStatus": self._run_status}
+        self.effects: dict[str, Callable[[int, int], None]] = {"thermal": self._thermal}
 
     def reset_chip(self) -> None:
         """All 64-bit registers to their reset values."""
@@ -130,3 +130,10 @@ class RegisterFile:
         self.values[offset] = new
         if register.effect in self.effects:
             self.effects[register.effect](old, new)
+
+    def _run_status(self) -> int:
+        return {1: 1, 2: 4}.get(self["scalarCoreRunControl"], 0)
+
+    def _thermal(self, old: int, new: int) -> None:
+        cleared = (old & ~new) >> 28 & 3
+        self["omc0_dc"] = new & ~(cleared << 30)
