@@ -53,8 +53,8 @@ def split(call: Call) -> tuple[NDArray[Any], ...]:
 @operator("PAD")
 def pad(call: Call) -> tuple[NDArray[Any], ...]:
     """Codes as they are, between zero points of the output."""
-    x, borders = call.input(0), call.constant(1)
-    fits = borders.shape == (x.array.ndim, 2) and borders.min(initial=0) >= 0
+    x, borders, y = call.input(0), call.constant(1), call.output
+    fits = borders.shape == (x.array.ndim, 2) and borders.min(initial=0) >= 0 and x.offset == y.offset
     if not fits or tuple(n + sum(b) for n, b in zip(x.shape, borders.tolist(), strict=True)) != call.output.shape:
-        raise EvaluateError(f"paddings {borders.tolist()} do not take {x.shape} to {call.output.shape}")
-    return (np.pad(x.array, borders, constant_values=call.output.tensor.zero_point),)
+        raise EvaluateError(f"paddings {borders.tolist()} do not take {x.shape} to {y.shape} of {y.tensor.dtype}")
+    return (np.pad(x.array, borders, constant_values=y.zero_point - y.offset),)

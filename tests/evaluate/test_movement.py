@@ -67,6 +67,9 @@ def test_pad_and_reshape() -> None:
     assert got.tolist() == [[-7, -7, -7, -7], [1, 2, -7, -7], [3, 4, -7, -7]]
     other = run(single("PAD", [source, borders, tensor("y", (3, 4), "i1", [3], [5])], (0, 1)), x)
     assert other.tolist() == [[5, 5, 5, 5], [1, 2, 5, 5], [3, 4, 5, 5]]  # TFLite moves codes
+    for kind, zero, message in (("u1", 137, "of uint8"), ("i1", 300, "zero point 428 in codes")):
+        with pytest.raises(EvaluateError, match=message):
+            run(single("PAD", [source, borders, tensor("y", (3, 4), kind, [1], [zero])], (0, 1)), x)
     for name in ("RESHAPE", "SQUEEZE", "EXPAND_DIMS"):
         assert run(single(name, [source, tensor("y", (1, 4), "i1", [1], [-7])], (0,)), x).tolist() == [[1, 2, 3, 4]]
 
