@@ -111,6 +111,8 @@ def channel_quantisation(w: Operand, axis: int = 0) -> tuple[NDArray[np.float32]
     :raises EvaluateError: quantised along another axis, or counts that do not fit
     """
     t = w.tensor
+    if w.array.ndim <= axis:
+        raise EvaluateError(f"weights {t.name!r} have the shape {w.shape}, which has no axis {axis}")
     scales, zeros, channels = t.scales, t.zero_points + w.offset, w.array.shape[axis]
     if len(scales) == 1 and len(zeros) == 1:
         return scales[0], zeros[0]

@@ -80,6 +80,18 @@ def test_tensors_that_nobody_computes():
         compiled(Graph("main", (x, y), (0, -1), (1,), (relu,)))
 
 
+@pytest.mark.parametrize("op", ["CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"])
+@pytest.mark.parametrize("shape", [(), (3,), (1, 3), (1, 1, 3), (1, 1, 1, 1, 3)])
+def test_weights_of_another_rank(op: str, shape: tuple[int, ...]):
+    w = constant("w", np.ones(shape, np.uint8))
+    layer = Operator(op, (0, 1), (2,), {"padding": "SAME"})
+    graph = Graph("main", (tensor("x", (1, 2, 2, 3)), w, tensor("y", (1, 2, 2, 3))), (0,), (2,), (layer,))
+    with pytest.raises(CoralError):
+        coral.load(compiled(graph).data, device=DirectChip())(np.zeros((1, 2, 2, 3), np.uint8))
+    with pytest.raises(CoralError):
+        run_operators(graph, [0], {0: np.zeros((1, 2, 2, 3), np.uint8)})
+
+
 def test_reports_on_operators_of_odd_shapes():
     """A result without channels, and one that is no array: only guesses at the host's time, which must not fail."""
     w = constant("w", np.ones((5, 4), np.uint8))
