@@ -38,7 +38,8 @@ class Chip:
     """Sixteen tiles, a scalar core, and the host's DMAs.
 
     :param seed: units run in a random order, reproducible by seed, with ring consumers last; None: a fixed order
-    :param budget: instructions that a program may execute before it counts as an endless loop
+    :param budget: instructions that a program may execute before it counts as an endless loop; with a seed, whose short
+        turns count, four times as many by default
     :param replay: repeat recorded effects when a program is run again (never with a seed)
     :param bold: take for granted what no program of Google's shows: narrow memory and all of wide memory survive from
         program to program, every tile instruction may take its mask from a register (without replay)
@@ -49,12 +50,13 @@ class Chip:
         self,
         *,
         seed: int | None = None,
-        budget: int = BUDGET,
+        budget: int | None = None,
         replay: bool = True,
         bold: bool = False,
         machine_type: type[Machine] = Machine,
     ) -> None:
-        self.seed, self.budget, self.bold = seed, budget, bold
+        self.seed, self.bold = seed, bold
+        self.budget = budget if budget is not None else BUDGET if seed is None else 4 * BUDGET
         self.replays = replay and seed is None and not bold
         self.machine_type = machine_type
         self.outputs: deque[bytes] = deque()
