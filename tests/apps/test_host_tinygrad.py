@@ -288,6 +288,63 @@ def test_every_operator_in_many_shapes(seed: int) -> None:
     check(seed, list(CASES))
 
 
+def chain(net: Net, length: int) -> None:
+    """Operators one behind the other, on 8-bit codes and float32, each on the last results or an earlier one."""
+    shape = net.shape(3)
+    codes, reals = [net.codes(shape)], [net.tensor(shape, "f4")]
+    for _ in range(length):
+        x, y = (int(net.rng.choice(codes[-2:])) for _ in range(2))
+        a, b = (int(net.rng.choice(reals[-2:])) for _ in range(2))
+        new, real = net.codes(shape), net.tensor(shape, "f4")
+        match net.rng.integers(9):
+            case 0:
+                net.add("DEQUANTIZE", [x], [real])
+            case 1:
+                net.add("QUANTIZE", [a], [new])
+            case 2:
+                net.add(str(net.rng.choice(["ADD", "SUB", "MUL", "MAXIMUM"])), [x, y], [new])
+            case 3 | 4 if a != b:
+                net.add(str(net.rng.choice(["ADD", "SUB", "MUL", "DIV", "SQUARED_DIFFERENCE"])), [a, b], [real])
+            case 5:
+                net.add(str(net.rng.choice(["ABS", "NEG", "SQRT", "SQUARE", "FLOOR", "ROUND"])), [a], [real])
+            case 6:
+                net.add(str(net.rng.choice(["LOGISTIC", "RELU6", "EXP", "QUANTIZE"])), [x], [new])
+            case 7:
+                net.add("CAST", [x], [real])
+            case _:
+                constant = net.tensor((), "f4", data=np.array(net.rng.normal(), np.float32))
+                net.add(str(net.rng.choice(["ADD", "MUL", "DIV"])), [a, constant], [real])
+        op = net.operators[-1]
+        (codes if op.outputs[0] == new else reals).append(op.outputs[0])
+
+
+def check_chains(seed: int) -> bool:
+    """Whether compiled code was used; if it was, its results are NumPy's."""
+    net = Net(seed)
+    chain(net, 12)
+    graph, numbers = net.graph, list(range(12))
+    assert all(is_exact(graph, n) for n in numbers)
+    try:
+        piece = Piece(graph, numbers, graph.outputs)
+    except coral.CoralError:
+        return False
+    used = False
+    for special in (False, False, True):
+        values = net.values(special)
+        assert outcome(lambda: piece(values)) == outcome(lambda: run_operators(graph, numbers, values)), seed  # noqa: B023
+        used |= piece._run(values) is not None
+    return used
+
+
+def test_operators_in_a_row() -> None:
+    assert sum(check_chains(seed) for seed in range(4)) >= 1
+
+
+@pytest.mark.slow
+def test_operators_in_many_rows() -> None:
+    assert sum(check_chains(seed) for seed in range(100, 160)) >= 15
+
+
 def single(case: str, seed: int = 0) -> tuple[Net, Piece]:
     net = Net(seed)
     CASES[case](net)
@@ -347,13 +404,24 @@ def test_what_is_not_exact_stays() -> None:
     assert [op.name for n, op in enumerate(net.operators) if is_exact(net.graph, n)] == []
 
 
-def test_a_difference_of_a_tensor_with_itself() -> None:
-    """tinygrad's algebra knows better than float32: found when the piece is compared, so it is never used."""
+@pytest.mark.parametrize("name", ["DIV", "SUB"])
+def test_a_tensor_with_itself(name: str) -> None:
+    """tinygrad's algebra knows 0 / 0 = 1 and NaN - NaN = 0, under whatever name the tensor comes."""
     net = Net(4)
-    x = net.tensor((50,), "f4")
-    net.add("DIV", [x, x], [net.tensor((50,), "f4")], fused_activation_function="NONE")
-    with pytest.raises(host_tinygrad.InexactError, match="is not what NumPy computes"):
-        Piece(net.graph, [0], net.graph.outputs)
+    x, y = net.tensor((50,), "f4"), net.tensor((5, 10), "f4")
+    again, z = net.tensor((50,), "f4"), net.tensor((50,), "f4")
+    net.add("RESHAPE", [x, net.integers([5, 10])], [y])
+    net.add("RESHAPE", [y, net.integers([50])], [again])
+    net.add(name, [x, again], [z], fused_activation_function="NONE")
+    net.add(name, [x, x], [net.tensor((50,), "f4")], fused_activation_function="NONE")
+    assert not is_exact(net.graph, 3)
+    values = {x: np.resize(SPECIAL, 50)}
+    expected = run_operators(net.graph, [0, 1, 2], values)
+    try:
+        piece = Piece(net.graph, [0, 1, 2], [again, z])
+    except host_tinygrad.InexactError:
+        return
+    assert {i: a.tobytes() for i, a in piece(values).items()} == {i: expected[i].tobytes() for i in (again, z)}
 
 
 HOST_PARTS = [("vision/movenet_single_pose_lightning_ptq", 2**14), ("vision/deeplabv3_mnv2_dm05_pascal_quant", 2**18)]
@@ -424,27 +492,22 @@ import sys
 from tests.apps.test_host_tinygrad import single
 from coral.evaluate.graph import run_operators
 from tinygrad import Device
-from tinygrad.helpers import DEV
 before = Device.DEFAULT
 net, piece = single("SQUARED_DIFFERENCE of codes", seed=1)
-values = net.values()
-expected = run_operators(net.graph, piece.operators, values)
-found = piece._run(values)
-assert {i: a.tobytes() for i, a in found.items()} == {i: expected[i].tobytes() for i in found}
+for values in (net.values(), net.values()):
+    expected = run_operators(net.graph, piece.operators, values)
+    found = piece._run(values)
+    assert {i: a.tobytes() for i, a in found.items()} == {i: expected[i].tobytes() for i in found}
 assert (before, Device.DEFAULT) == ("CORAL", "CORAL") and not [d for d in Device._opened_devices if "CORAL" in d]
 print("same")
 """
 
 
-def test_another_default_device() -> None:
-    """``DEV=CORAL`` stays the default, and is not opened."""
-
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env=os.environ | {"DEV": "CORAL", "MOCKCORAL": "1"},
-        capture_output=True,
-        text=True,
-    )
+@pytest.mark.parametrize("jit", ["1", "0"])
+def test_another_default_device(jit: str) -> None:
+    """``DEV=CORAL`` stays the default, and is not opened. With ``JIT=0`` tinygrad makes new tensors in every call."""
+    env = os.environ | {"DEV": "CORAL", "MOCKCORAL": "1", "JIT": jit}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True)
     assert done.stdout.strip() == "same", done.stderr
 
 
