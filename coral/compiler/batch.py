@@ -13,13 +13,16 @@ IMAGEWISE = {
     "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "AVERAGE_POOL_2D", "MAX_POOL_2D", "MEAN", "SUM", "ADD", "SUB",
     "MUL", "QUANTIZE", "DEQUANTIZE", "RELU", "RELU6", "RELU_N1_TO_1", "LOGISTIC", "TANH", "HARD_SWISH", "SOFTMAX",
     "L2_NORMALIZATION", "RESHAPE", "SQUEEZE", "EXPAND_DIMS", "PAD", "CONCATENATION", "SPLIT", "SPLIT_V",
-    "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "CAST", "ARG_MAX", "SQRT", "DIV",
+    "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "CAST", "ARG_MAX", "SQRT", "DIV", "TRANSPOSE_CONV",
+    "STRIDED_SLICE",
 }  # fmt: skip
 """Operators that treat images alike, unless their axis is the first."""
 AXES = {"CONCATENATION": "axis", "EXPAND_DIMS": 1, "SPLIT": 0, "SPLIT_V": 2, "MEAN": 1, "SUM": 1, "ARG_MAX": 1}
 """Where an operator names axes: an option, or an input."""
 
 
+SHAPES = {"RESHAPE": 1, "TRANSPOSE_CONV": 0, "STRIDED_SLICE": 2}
+"""Input that is the shape of the result, or where slices end."""
 BROADCAST = {"ADD", "SUB", "MUL", "DIV"}
 """Operators of several tensors of images, as is CONCATENATION."""
 
@@ -49,8 +52,8 @@ def rebatched(graph: Graph, factor: int) -> Graph:
             raise CompileError(f"a batch needs operators that treat images alike: {op.name} does not; compile batch 1")
         if problem := _mixed(graph, op, computed):
             raise CompileError(f"a batch needs operators that treat images alike: {op.name} {problem}; compile batch 1")
-        if op.name == "RESHAPE":
-            op = _reshape(graph, tensors, op)
+        if op.name in SHAPES:
+            op = _resized(graph, tensors, op, SHAPES[op.name])
         operators.append(op)
     return replace(graph, tensors=tuple(tensors), operators=tuple(operators))
 
@@ -63,6 +66,8 @@ def _mixed(graph: Graph, op: Operator, computed: set[int]) -> str:
         return "has only constants"
     if op.name == "CONCATENATION" and fixed:
         return f"joins the constant {graph.tensors[fixed[0]].name!r}"
+    if op.name == "STRIDED_SLICE" and not _slices_all(graph, op):
+        return "takes some of the images, or axes"
     if op.name not in {*BROADCAST, "CONCATENATION"}:
         return f"reads the images {[graph.tensors[i].name for i in images]}" if len(images) > 1 else ""
     rank = len(graph.tensors[op.outputs[0]].shape)
@@ -94,15 +99,28 @@ def _axes(graph: Graph, op: Operator) -> set[int]:
     return {axis % rank if rank else 0 for axis in axes}
 
 
-def _reshape(graph: Graph, tensors: list[Tensor], op: Operator) -> Operator:
-    """The operator with the longer output shape in its constant and its option."""
+def _slices_all(graph: Graph, op: Operator) -> bool:
+    """Whether a slice takes all images, and every axis stays."""
+    ends = [graph.tensors[i].data for i in op.inputs[1:4]]
+    masks = [op.options.get(f"{name}_mask", 0) for name in ("ellipsis", "new_axis", "shrink_axis")]
+    if any(masks) or len(ends) != 3 or any(end is None or not end.size for end in ends):
+        return False
+    begin, end, stride = (int(values.flat[0]) for values in ends if values is not None)
+    images = graph.tensors[op.inputs[0]].shape[0]
+    first, last = (op.options.get(f"{name}_mask", 0) & 1 for name in ("begin", "end"))
+    return stride == 1 and (first or begin == 0) and (last or end >= images)
+
+
+def _resized(graph: Graph, tensors: list[Tensor], op: Operator, at: int) -> Operator:
+    """The operator with the longer output shape in its constant ``at`` and its option; slices end behind all images."""
     shape = tensors[op.outputs[0]].shape
-    inputs = op.inputs
-    if len(inputs) > 1 and inputs[1] >= 0:
-        old = graph.tensors[inputs[1]]
+    inputs = list(op.inputs)
+    if at < len(inputs) and inputs[at] >= 0:
+        old = graph.tensors[inputs[at]]
         if old.data is None:
             raise CompileError(f"a batch needs constant shapes: {old.name!r} is computed; compile batch 1")
-        tensors.append(replace(old, name=f"{old.name}:batch{len(tensors)}", data=np.array(shape, old.data.dtype)))
-        inputs = (inputs[0], len(tensors) - 1)
+        values = shape if op.name != "STRIDED_SLICE" else (shape[0], *old.data.ravel()[1:].tolist())
+        tensors.append(replace(old, name=f"{old.name}:batch{len(tensors)}", data=np.array(values, old.data.dtype)))
+        inputs[at] = len(tensors) - 1
     options = op.options | ({"new_shape": shape} if op.options.get("new_shape") else {})
-    return replace(op, inputs=inputs, options=options)
+    return replace(op, inputs=tuple(inputs), options=options)
