@@ -54,7 +54,7 @@ def split(call: Call) -> tuple[NDArray[Any], ...]:
 def pad(call: Call) -> tuple[NDArray[Any], ...]:
     """Codes as they are, between zero points of the output."""
     x, borders, y = call.input(0), call.constant(1), call.output
-    fits = borders.shape == (x.array.ndim, 2) and borders.min(initial=0) >= 0 and x.offset == y.offset
+    fits = borders.shape == (x.array.ndim, 2) and borders.min(initial=0) >= 0 and x.array.dtype == y.tensor.dtype
     if not fits or tuple(n + sum(b) for n, b in zip(x.shape, borders.tolist(), strict=True)) != call.output.shape:
         raise EvaluateError(f"paddings {borders.tolist()} do not take {x.shape} to {y.shape} of {y.tensor.dtype}")
     return (np.pad(x.array, borders, constant_values=y.zero_point - y.offset),)
