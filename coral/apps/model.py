@@ -161,7 +161,8 @@ class Model:
 
         :raises ModelError: inputs of other number, name, shape or dtype; errors of driver and chip pass through
         """
-        values = {port.number: port.codes(array) for port, array in self._matched(inputs)}
+        constants = {i: t.data for i in self.graph.outputs if (t := self.graph.tensors[i]).data is not None}
+        values = constants | {port.number: port.codes(array) for port, array in self._matched(inputs)}
         for step in self.steps:
             values |= step(values)
         results = {port.name: values[port.number] for port in self.outputs}

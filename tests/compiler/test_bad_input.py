@@ -244,3 +244,17 @@ def test_a_pad_to_another_quantisation_stays_on_the_host():
     assert one.partition.reasons == {0: "changes the quantisation"}
     x = np.random.default_rng(0).integers(0, 256, (1, 6, 6, 4)).astype(np.uint8)
     assert (coral.load(one.data, device=DirectChip())(x) == run_operators(graph, range(2), {0: x})[3]).all()
+
+
+def test_outputs_that_are_inputs_or_constants():
+    """Odd, but a file may have them."""
+    shape, data = (1, 4, 4, 4), np.arange(3, dtype=np.uint8).reshape(1, 3)
+    constant = replace(tensor("c", (1, 3)), data=data)
+    tensors = (tensor("x", shape), tensor("y", shape), constant)
+    graph = Graph("main", tensors, (0,), (1, 2, 0), (Operator("RELU", (0,), (1,), {}),))
+    x = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    found = coral.load(compiled(graph).data, device=DirectChip())(x)
+    assert isinstance(found, dict)
+    assert (found["y"] == np.maximum(x, 7)).all()
+    assert (found["c"] == data).all()
+    assert (found["x"] == x).all()

@@ -16,7 +16,8 @@ def describe(program: NetworkProgram, stage: Stage) -> str:
         return IN_PLACE
     said = []
     if name in plan.spread:
-        said.append(f"outputs divided among {plan.spread_tiles(name).bit_count()} tiles")
+        tiles = plan.spread_tiles(name).bit_count()
+        said.append(f"outputs divided among {tiles} tiles" if tiles > 1 else "a vector on one tile")
     else:
         said.append(_part(program, stage))
         if (block := plan.blocking.get(name, (1, 1))) != (1, 1):
