@@ -260,7 +260,7 @@ def _packed(x: Inputs) -> Sequence[Tensor]:
 
 
 def _padded(x: Inputs) -> Sequence[Tensor]:
-    return [x[0].pad(tuple(map(tuple, x.call.constant(1).tolist())), value=x.call.input(0).tensor.zero_point)]
+    return [x[0].pad(tuple(map(tuple, x.call.constant(1).tolist())), value=x.call.output.tensor.zero_point)]
 
 
 FORMULAS: dict[Function, Formula] = {
