@@ -187,7 +187,7 @@ def _of_two_codes(x: Inputs, first: NDArray[Any], second: NDArray[Any]) -> Tenso
 
 def arg_max(x: Inputs) -> Sequence[Tensor]:
     """The greatest of (code, distance from the end), in one number."""
-    axis = axis_of(int(x.call.constant(1).ravel()[0]), x[0].ndim)
+    axis = axis_of(x.call.number(1), x[0].ndim)
     if x.codes(0) is None or (n := int(x[0].shape[axis])) > 2**16:
         raise InexactError("too many values, or no codes")
     values = ~x[0].cast(dtypes.int32) if x.call.name == "ARG_MIN" else x[0].cast(dtypes.int32)

@@ -3,7 +3,7 @@
 Source: docs/evaluate.md.
 """
 
-from coral.evaluate import detection, elementwise, lstm, movement, products, reductions  # noqa: F401  (they fill OPERATORS)
+from coral.evaluate import detection, elementwise, host_tensors, lstm, movement, products, reductions  # noqa: F401  (they fill OPERATORS)
 from coral.evaluate.graph import evaluate
 from coral.evaluate.operands import OPERATORS, EvaluateError, Generation
 

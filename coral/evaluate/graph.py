@@ -132,9 +132,17 @@ def function_of(call: Call, host: bool) -> Function:
     return function
 
 
+ANY = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SPLIT", "SPLIT_V", "DEQUANTIZE"}
+"""Operators whose function for codes is one for all dtypes."""
+
+
 def known(graph: Graph, numbers: Iterable[int]) -> bool:
-    """Whether there are functions for all these operators."""
-    return all(graph.operators[number].name in OPERATORS.keys() | HOST.keys() for number in numbers)
+    """Whether there are functions for all these operators, on the dtypes that they have."""
+    for op in (graph.operators[number] for number in numbers):
+        plain = any(graph.tensors[i].dtype in PLAIN for i in op.outputs if i >= 0)
+        if op.name not in HOST and (op.name not in OPERATORS or (plain and op.name not in ANY)):
+            return False
+    return True
 
 
 def run_operators(graph: Graph, numbers: Iterable[int], values: Mapping[int, NDArray[Any]]) -> dict[int, NDArray[Any]]:

@@ -120,15 +120,17 @@ def binary(call: Call) -> tuple[NDArray[Any], ...]:
 @host("ARG_MAX", "ARG_MIN")
 def arg_max(call: Call) -> tuple[NDArray[Any], ...]:
     """The first of equal values."""
-    x, axis = call.input(0).array, call.constant(1)
+    x, axis = call.input(0).array, call.number(1)
     function = np.argmax if call.name == "ARG_MAX" else np.argmin
-    return result(call.output, function(x, axis_of(int(axis.ravel()[0]), x.ndim)))
+    return result(call.output, function(x, axis_of(axis, x.ndim)))
 
 
 @host("REDUCE_MAX", "REDUCE_MIN")
 def reduce(call: Call) -> tuple[NDArray[Any], ...]:
     """Over constant axes; codes of one quantisation stay codes."""
     x, y = call.input(0), call.output
+    if not x.array.size:
+        raise EvaluateError(f"reduces {x.shape}, which has no elements")
     axes = tuple({axis_of(axis, x.array.ndim) for axis in call.constant(1).ravel().tolist()})
     function = np.max if call.name == "REDUCE_MAX" else np.min
     return result(y, np.asarray(function(real(x), axis=axes)))

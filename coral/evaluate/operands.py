@@ -129,6 +129,12 @@ class Call:
             raise EvaluateError(f"input {index} ({operand.tensor.name!r}) must be a constant of integers")
         return operand.array.astype(np.int64)
 
+    def number(self, index: int) -> int:
+        """A constant of one integer. :raises EvaluateError: it is something else."""
+        if (values := self.constant(index)).size != 1:
+            raise EvaluateError(f"input {index} has the shape {values.shape}, expected is one integer")
+        return int(values.ravel()[0])
+
     @property
     def output(self) -> Operand:
         """The only output. :raises EvaluateError: there is not exactly one."""
