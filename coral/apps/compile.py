@@ -104,8 +104,9 @@ def _make_folder(out: Path) -> None:
         raise CompileError(f"cannot make the folder {out}: {error.strerror}") from None
 
 
-WIDTH, NAME = 150, 32
-"""Columns of a report that goes to a file or a pipe; of an operator's output, whose end says most."""
+WIDTH, NAME, NARROW = 150, 32, 120
+"""Columns of a report that goes to a file or a pipe; of an operator's output, whose end says most; below which a
+terminal gets the most important ones."""
 
 
 def show(report: Report, target: Path) -> None:
@@ -114,16 +115,20 @@ def show(report: Report, target: Path) -> None:
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
     table = Table(title=Text(report.model), box=None, padding=(0, 1, 0, 0), header_style="bold")
-    for heading in ("", "operator", "output", "place"):
+    names, figures = ["", "operator", "output", "place"], ["tiles", "steps", "us", "share", "weights", "code"]
+    if narrow := console.width < NARROW:
+        names, figures = [n for n in names if n != "output"], figures[:4]
+    for heading in names:
         table.add_column(heading, no_wrap=True)
-    for heading in ("tiles", "steps", "us", "share", "weights", "code"):
+    for heading in figures:
         table.add_column(heading, no_wrap=True, justify="right")
     table.add_column("why, or how", ratio=1)
     for d in report.decisions:
-        figures = [d.tiles, d.steps, d.seconds * 1e6, d.share * 100, d.weight_bytes, d.instruction_bytes]
+        cells = [str(d.number), d.op, *([] if narrow else [_ending(d.output)]), d.place]
+        numbers = [d.tiles, d.steps, d.seconds * 1e6, d.share * 100, d.weight_bytes, d.instruction_bytes]
         formats = ("{:,}", "{:,}", "{:,.1f}", "{:.1f}%", "{:,}", "{:,}")
-        cells = [form.format(n) if n else "" for form, n in zip(formats, figures, strict=True)]
-        table.add_row(*map(Text, (str(d.number), d.op, _ending(d.output), d.place, *cells, d.reason)))
+        written = [form.format(n) if n else "" for form, n in zip(formats, numbers, strict=True)]
+        table.add_row(*map(Text, (*cells, *written[: len(figures)], d.reason)))
     console.print(table)
     console.print(
         f"steps of the busiest tile; us on the chip predicted at {report.clock_hz / 1e6:.0f} MHz, on the host guessed; "
