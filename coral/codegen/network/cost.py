@@ -26,7 +26,7 @@ from coral.codegen.network.graph import (
 from coral.codegen.network.layout import Form, TooLarge, rewritten
 from coral.codegen.network.places import gathered_bytes, gathered_tiles, shared
 from coral.codegen.network.plan import Plan
-from coral.codegen.network.steps import depthwise_steps, step_cost
+from coral.codegen.network.steps import depthwise_cycles, step_cost
 from coral.codegen.network.tiling import SIDES, Grid
 
 STAGE_CYCLES = 400
@@ -49,9 +49,9 @@ def stage_cycles(plan: Plan, stage: Stage) -> float:
     positions = rows.extent * columns.extent * plan.images
     taps = stage.window.kernel[0] * stage.window.kernel[1]
     if isinstance(stage, Depthwise):
-        block = plan.blocking[name]
-        outputs = block[0] * block[1]
-        cycles = positions / outputs * depthwise_steps(block, stage) * words * step_cost(WORD_BYTES * outputs)
+        cycles = depthwise_cycles(
+            plan.tensors[stage.inputs[0]].c, positions, plan.shares(name), plan.blocking[name], stage
+        )
     elif isinstance(stage, Conv):
         pack = plan.packing.get(name, 1)
         row_words = plan.packed_words(stage, pack) if name in plan.packing else words * stage.window.kernel[1]

@@ -32,7 +32,7 @@ from coral.codegen.network.graph import (
 from coral.codegen.network.lower import lowered
 from coral.codegen.network.places import shared, summed
 from coral.codegen.network.rewrite import with_copies, with_dense_layers, with_padded_inputs
-from coral.codegen.network.steps import BLOB_ROWS, MAX_BLOCK, depthwise_rows, depthwise_steps, step_cost
+from coral.codegen.network.steps import BLOB_ROWS, MAX_BLOCK, depthwise_cycles, depthwise_rows, step_cost
 from coral.codegen.network.tiling import Doubling, Grid, Halo, Reach, Region, Split
 
 MAX_PACK = 8
@@ -132,8 +132,8 @@ class Layout:
                 spread[stage.output] = spread[stage.inputs[0]]
         return spread
 
-    def _block(self, stage: Stage) -> tuple[int, int]:
-        """Outputs per block of a depthwise layer: the fewest steps, if only a pointwise layer reads the result."""
+    def _block(self, stage: Depthwise) -> tuple[int, int]:
+        """Outputs per block of a depthwise layer: the fewest cycles, if only a pointwise layer reads the result."""
         y = self.tensors[stage.output]
         readers = list(self.network.readers(y.name))
         if y.c != self.tensors[stage.inputs[0]].c:
@@ -155,9 +155,10 @@ class Layout:
             if extents[0] % by == 0 and extents[1] % bx == 0 and depthwise_rows(y.c, (by, bx), stage) <= BLOB_ROWS
         ]
 
+        positions, shares = extents[0] * extents[1] * self.images, self.shares(y.name)
+
         def cost(block: tuple[int, int]) -> float:
-            outputs = block[0] * block[1]
-            return depthwise_steps(block, stage) * step_cost(WORD_BYTES * outputs) / outputs
+            return depthwise_cycles(y.c, positions, shares, block, stage)
 
         return min(choices, key=lambda b: (cost(b), b)) if choices else (1, 1)
 

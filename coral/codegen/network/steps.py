@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from coral.codegen.machine import GROUP, WORD_BYTES, ceil_div
-from coral.codegen.network.graph import L2Normalise, Stage
+from coral.codegen.network.graph import Depthwise, L2Normalise, Stage
 
 MAX_BLOCK = 16
 """Outputs of a depthwise block: 4 channels each, 64 columns."""
 BLOB_ROWS = 1300
 """Wide rows that a depthwise layer's weights may take (330 KB)."""
+RING_ROW_CYCLES, HIDDEN_CYCLES = 4, 0.01
+"""Of a row on the ring; a cycle that another one hides, so that of equal choices the one with less work wins."""
 
 CHUNK_ROWS = 512
 CHUNK_WORDS = (4096, 1024)
@@ -47,6 +51,24 @@ def depthwise_rows(channels: int, block: tuple[int, int], stage: Stage, header: 
     groups, rows = ceil_div(channels, WORD_BYTES), header + depthwise_steps(block, stage)
     columns = relay_columns(WORD_BYTES * block[0] * block[1])
     return ceil_div(groups * rows * columns, GROUP) if columns else groups * rows
+
+
+def delivery_cycles(channels: int, block: tuple[int, int], stage: Depthwise) -> float:
+    """Predicted cycles until a depthwise layer's weights are on the tiles: a word at a time through the scalar core's
+    memory, or whole rows over the ring (docs/timing.md, Timeline).
+    """
+    rows = (1 + (np.ndim(stage.mult) > 0) + depthwise_steps(block, stage)) * ceil_div(channels, WORD_BYTES)
+    return rows * (relay_columns(WORD_BYTES * block[0] * block[1]) or RING_ROW_CYCLES)
+
+
+def depthwise_cycles(channels: int, positions: int, shares: int, block: tuple[int, int], stage: Depthwise) -> float:
+    """Predicted cycles of a depthwise layer: of its op, or of its weights' way if that takes longer. ``positions`` and
+    one of ``shares`` of the channels are a tile's.
+    """
+    outputs, words = block[0] * block[1], ceil_div(channels, WORD_BYTES)
+    op = positions / outputs * depthwise_steps(block, stage) * words / shares * step_cost(WORD_BYTES * outputs)
+    delivery = delivery_cycles(channels, block, stage)
+    return max(op, delivery) + HIDDEN_CYCLES * min(op, delivery)
 
 
 def chunk_shape(stage: Stage, rows: int, columns: int, words: int) -> tuple[int, int]:
