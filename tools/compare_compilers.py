@@ -1,6 +1,6 @@
 """Our programs beside Google's for the models of the corpus, as a table for docs/compiler.md.
 
-python tools/compare_compilers.py ../shared/corpus
+python tools/compare_compilers.py ../shared/corpus [--timeline]    # that runs every program once: some minutes
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ import math
 import sys
 from pathlib import Path
 
+from coral.apps.direct import DirectChip
+from coral.apps.model import load
+from coral.apps.timeline import record
 from coral.compiler import compile_models
 from coral.compiler.report import ProgramReport, program_report
 from coral.package.tflite_file import read_edgetpu
@@ -24,11 +27,21 @@ def usb(report: ProgramReport) -> int:
     return report.to_chip_bytes + report.from_chip_bytes
 
 
-def main(corpus: Path) -> None:
+def timeline_seconds(file: Path | bytes) -> float:
+    """Predicted seconds of a call of all programs, along their dependencies (docs/timing.md, Timeline)."""
+    return sum(record(part, {}).predicted_seconds for part in load(file, device=DirectChip(), host=False).chips)
+
+
+def mean(ratios: list[float]) -> float:
+    """Geometric."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def main(corpus: Path, timeline: bool) -> None:
     print("Each cell: Google's, ours. Times are predicted.\n")
-    print(HEADER)
-    print("|---" * 8 + "|")
-    ratios = []
+    print(HEADER + " timeline, ms at 250 MHz |" * timeline)
+    print("|---" * (8 + timeline) + "|")
+    ratios, others = [], []
     for google in sorted(corpus.glob("*/*_edgetpu.tflite")):
         source = google.with_name(google.name.replace("_edgetpu", ""))
         if not source.exists():
@@ -49,10 +62,15 @@ def main(corpus: Path) -> None:
             f"{theirs.seconds * 1e3:.3f}, {sum(p.seconds for p in parts) * 1e3:.3f}",
             f"{fast.seconds * 1e3:.3f}, {sum(p.seconds for p in reports[1]) * 1e3:.3f}",
         ]
+        if timeline:
+            both = timeline_seconds(google), timeline_seconds(ours.data)
+            others.append(both[0] / both[1])
+            cells.append(f"{both[0] * 1e3:.3f}, {both[1] * 1e3:.3f}")
         print("| " + " | ".join(cells) + " |", flush=True)
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    print(f"\nGeometric mean of Google's predicted time over ours at 250 MHz: {mean:.2f}.")
+    print(f"\nGeometric mean of Google's predicted time over ours at 250 MHz: {mean(ratios):.2f}.")
+    if timeline:
+        print(f"By the timeline: {mean(others):.2f}.")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), "--timeline" in sys.argv[2:])
