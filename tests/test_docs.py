@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from conftest import ROOT
 
 from coral.cli import app
 
+ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ("coral", "tests", "examples", "tools")
 MODULES = sorted({p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")} - {Path(__file__)})
