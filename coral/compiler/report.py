@@ -17,8 +17,8 @@ from coral.package.program import Program
 
 RENAMED = "the same codes in the same place: nothing to do"
 ECHO = "renames a result of the chip on the host"
-TILES, WORD_BYTES = 16, 16
-"""Of the chip; of an instruction word."""
+WORD_BYTES = 16
+"""Of an instruction word."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def report_of(
     ordered = tuple(replace(d, share=d.cycles / total) for _, d in sorted(decisions.items()))
     uploads = 0.0
     if len(programs) > 1 and not resident:
-        uploads = sum(timing.call_seconds(0.0, *timing.call_bytes(p.caching()), clock_hz) for p in programs)
+        uploads = sum(timing.predicted_seconds(p.caching(), clock_hz) for p in programs)
     seconds = sum(p.seconds for p in found) + uploads
     return Report(name, len(data), resident, clock_hz, seconds, uploads, tuple(found), ordered)
 
@@ -126,7 +126,7 @@ class Work:
     """What a program does for one operator: per tile steps and predicted cycles, bytes, and how."""
 
     def __init__(self) -> None:
-        self.steps, self.cycles, self.instruction_bytes, self.how = [0] * TILES, [0.0] * TILES, 0, ""
+        self.steps, self.cycles, self.instruction_bytes, self.how = [0] * timing.TILES, [0.0] * timing.TILES, 0, ""
 
     def figures(self, clock_hz: float) -> dict[str, Any]:
         """Of the busiest tile."""
